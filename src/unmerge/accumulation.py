@@ -1,0 +1,193 @@
+"""Running statistics of one layer's inputs over a pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from unmerge import shifts
+from unmerge.errors import DataError
+from unmerge.moments import Moments
+from unmerge.unfolding import chunks
+
+
+@dataclass(frozen=True)
+class BatchFacts:
+    """What the layers need to know of the batch in flight."""
+
+    size: int
+    codes: Tensor | None  # for each sample the place of its class in `Statistics.classes`
+    present: tuple[int, ...]  # the codes that occur
+    mask: Tensor | None  # (samples, positions): which count
+
+
+@dataclass
+class LayerStatistics:
+    """All that one layer's inputs leave behind."""
+
+    moments: Moments
+    class_rows: Tensor | None = None  # rows of each class
+    class_sums: Tensor | None = None  # Σx of each class, (classes, ..., features), float64
+    class_moments: dict[int, Moments] = field(default_factory=dict)  # by place of the class
+    sample: Tensor | None = None  # some rows, drawn at random
+
+
+class Accumulator:
+    """Takes a layer's inputs batch by batch and ends as `LayerStatistics`."""
+
+    def __init__(
+        self, module: nn.Module, labelled: bool, full: bool, sample: int, max_points: int | None, seed: int
+    ) -> None:
+        self._module = module
+        self._labelled, self._full, self._max_points = labelled, full, max_points
+        self._parts: dict[int, Moments | shifts.ShiftedMoments] = {}  # one a class when full, else one
+        self._rows = 0
+        self._class_sums: Tensor | None = None
+        self._class_rows = torch.zeros(0, dtype=torch.float64)
+        self._reservoir = Reservoir(sample, seed) if sample else None
+        self._by_shift: bool | None = None
+
+    @property
+    def is_full(self) -> bool:
+        return self._max_points is not None and self._rows >= self._max_points
+
+    def is_finite(self) -> Tensor:
+        """Whether all that was counted is finite, as a tensor, so that asking needs no wait."""
+        return torch.stack([part.total.isfinite().all() for part in self._parts.values()]).all()
+
+    def add(self, inputs: Tensor, facts: BatchFacts) -> None:
+        if self._by_shift is None:
+            bounded = self._reservoir is not None or self._max_points is not None or facts.mask is not None
+            self._by_shift = not bounded and shifts.applies(self._module, inputs)
+        if self._by_shift:
+            self._add_by_shift(inputs, facts)
+        else:
+            self._add_rows(inputs, facts)
+
+    def finish(self) -> LayerStatistics:
+        finished = {
+            code: part.finish() if isinstance(part, shifts.ShiftedMoments) else part
+            for code, part in sorted(self._parts.items())
+        }
+        result = LayerStatistics(next(iter(finished.values())))
+        if self._labelled and self._full:
+            for part in list(finished.values())[1:]:
+                result.moments = result.moments + part
+            result.class_moments = finished
+            features = result.moments.mean.shape
+            result.class_rows = torch.zeros(max(finished) + 1, dtype=torch.float64, device=result.moments.mean.device)
+            result.class_sums = result.class_rows.new_zeros(max(finished) + 1, *features)
+            for code, part in finished.items():
+                result.class_rows[code] = part.n
+                result.class_sums[code] = part.n * part.mean
+        elif self._labelled:
+            result.class_rows, result.class_sums = self._class_rows, self._class_sums
+        if self._reservoir is not None:
+            result.sample = self._reservoir.rows
+        return result
+
+    def _add_by_shift(self, inputs: Tensor, facts: BatchFacts) -> None:
+        codes = self._codes(facts, len(inputs))
+        for code, chosen in self._split(facts, codes):
+            part = self._parts.setdefault(code, shifts.ShiftedMoments())
+            assert isinstance(part, shifts.ShiftedMoments)
+            sums = part.update(inputs if chosen is None else inputs[chosen])
+            if codes is not None and not self._full:
+                places = inputs.shape[-2] * inputs.shape[-1]
+                self._add_class_sums(sums, torch.full((len(inputs),), places), codes)
+        self._rows = sum(part.n for part in self._parts.values())
+
+    def _add_rows(self, inputs: Tensor, facts: BatchFacts) -> None:
+        for part, rows in chunks(self._module, inputs):
+            samples, places = rows.shape[-3:-1]
+            codes = self._codes(facts, len(inputs) if inputs.dim() > 1 else 1)
+            codes = None if codes is None else codes[part]
+            keep = self._kept(facts, part, len(inputs), places)
+            flat = rows.flatten(-3, -2)
+            row_codes = None if codes is None else codes.repeat_interleave(places)
+            if keep is not None:
+                flat = flat[..., keep.flatten(), :]
+                row_codes = None if row_codes is None else row_codes[keep.flatten()]
+            if self._max_points is not None:
+                flat = flat[..., : self._max_points - self._rows, :]
+                row_codes = None if row_codes is None else row_codes[: flat.shape[-2]]
+            self._rows += flat.shape[-2]
+            for code, chosen in self._split(facts, row_codes):
+                moments = self._parts.setdefault(code, Moments())
+                assert isinstance(moments, Moments)
+                moments.update(flat if chosen is None else flat[..., chosen, :])
+            if codes is not None and not self._full:
+                kept = rows if keep is None else rows * keep.unsqueeze(-1)
+                wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
+                sums = kept.sum(-2, dtype=wide)
+                counts = torch.full((samples,), places) if keep is None else keep.sum(1)
+                self._add_class_sums(sums if sums.dim() == 2 else sums.transpose(0, 1), counts, codes)
+            if self._reservoir is not None:
+                self._reservoir.offer(flat)
+
+    def _split(self, facts: BatchFacts, codes: Tensor | None) -> list[tuple[int, Tensor | None]]:
+        """The parts that a batch's rows go to: all to one, or each class to its own."""
+        if codes is None or not self._full:
+            return [(0, None)]
+        return [(code, chosen) for code in facts.present if len(chosen := (codes == code).nonzero()[:, 0])]
+
+    def _codes(self, facts: BatchFacts, leading: int) -> Tensor | None:
+        if not self._labelled or facts.codes is None:
+            return None
+        if leading % facts.size:
+            raise DataError(
+                f"a layer received {leading} rows for {facts.size} samples, so they cannot be assigned to labels."
+            )
+        return facts.codes.repeat_interleave(leading // facts.size)
+
+    def _kept(self, facts: BatchFacts, part: slice, leading: int, places: int) -> Tensor | None:
+        if facts.mask is None:
+            return None
+        mask = facts.mask.flatten(1)
+        if mask.shape == (leading, places):
+            return mask[part]
+        if places == 1 and leading == mask.numel():
+            return mask.reshape(-1, 1)[part]
+        if places == 1 and leading == facts.size:
+            return None  # one row a sample: a pooled layer, where positions are gone
+        raise DataError(
+            f"the mask has shape {tuple(facts.mask.shape)}, but a layer has {leading} x {places} rows. "
+            "Pass mask= with one entry for each position, or leave the layer out."
+        )
+
+    def _add_class_sums(self, sums: Tensor, counts: Tensor, codes: Tensor) -> None:
+        needed = int(codes.max()) + 1
+        known = 0 if self._class_sums is None else len(self._class_sums)
+        if needed > known:
+            grown = torch.zeros(needed, *sums.shape[1:], dtype=torch.float64, device=sums.device)
+            rows = torch.zeros(needed, dtype=torch.float64, device=sums.device)
+            if self._class_sums is not None:
+                grown[:known], rows[:known] = self._class_sums, self._class_rows
+            self._class_sums, self._class_rows = grown, rows
+        assert self._class_sums is not None
+        self._class_sums.index_add_(0, codes, sums.double())
+        self._class_rows.index_add_(0, codes, counts.to(sums.device, torch.float64))
+
+
+class Reservoir:
+    """A uniform sample of rows of bounded size: each row draws a key, the smallest keys stay."""
+
+    def __init__(self, size: int, seed: int) -> None:
+        self._size = size
+        self._generator = torch.Generator().manual_seed(seed)
+        self._keys = torch.zeros(0)
+        self.rows: Tensor | None = None
+
+    def offer(self, rows: Tensor) -> None:
+        keys = torch.rand(rows.shape[-2], generator=self._generator)
+        if len(self._keys) == self._size:
+            fresh = (keys < self._keys.max()).nonzero()[:, 0]
+            keys, rows = keys[fresh], rows[..., fresh.to(rows.device), :]
+        rows = rows.detach()
+        self._keys = torch.cat([self._keys, keys])
+        self.rows = rows.clone() if self.rows is None else torch.cat([self.rows, rows], dim=-2)
+        if len(self._keys) > self._size:
+            kept = self._keys.topk(self._size, largest=False).indices.sort().values
+            self._keys, self.rows = self._keys[kept], self.rows[..., kept.to(rows.device), :]

@@ -1,0 +1,145 @@
+"""What a batch is: a tensor, a tuple (inputs, labels, ...) or a mapping of keyword arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+
+from unmerge.errors import DataError
+
+Forward = Callable[[nn.Module, Any], Any]
+Mask = Callable[[Any], Tensor] | str | None
+
+
+def inputs_of(batch: Any) -> Any:
+    """What the model is given: the tensor, the first entry of a tuple, or the mapping without its labels."""
+    if isinstance(batch, Mapping):
+        return {key: value for key, value in batch.items() if key != "labels"}
+    if isinstance(batch, (tuple, list)) and batch:
+        return batch[0]
+    return batch
+
+
+def first_tensor(batch: Any) -> Tensor:
+    """The first tensor of the model's inputs, whose leading dimension counts the samples."""
+    inputs = inputs_of(batch)
+    values = inputs.values() if isinstance(inputs, Mapping) else [inputs]
+    for value in values:
+        if isinstance(value, Tensor) and value.dim():
+            return value
+    raise DataError(
+        f"a batch of type {type(batch).__name__} holds no input tensor. A batch is a tensor, a tuple "
+        "(inputs, labels, ...) or a mapping of keyword arguments; pass forward= for anything else."
+    )
+
+
+def labels_of(batch: Any) -> Tensor | None:
+    """Class labels: a 1-D integer tensor with one entry a sample; anything else (token labels) is none."""
+    labels = None
+    if isinstance(batch, Mapping):
+        labels = batch.get("labels")
+    elif isinstance(batch, (tuple, list)) and len(batch) > 1:
+        labels = batch[1]
+    if not isinstance(labels, Tensor) or labels.dim() != 1:
+        return None
+    if labels.is_floating_point() or labels.dtype == torch.bool or len(labels) != len(first_tensor(batch)):
+        return None
+    return labels
+
+
+def mask_of(batch: Any, mask: Mask) -> Tensor | None:
+    """Which positions count: `mask(batch)`, the entry of that name, else a mapping's 2-D attention_mask."""
+    if callable(mask):
+        return mask(batch).bool()
+    if mask is not None:
+        if not isinstance(batch, Mapping) or mask not in batch:
+            found = list(batch) if isinstance(batch, Mapping) else type(batch).__name__
+            raise DataError(f"mask={mask!r} names an entry of the batch, which has {found}.")
+        return batch[mask].bool()
+    attention = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+    return attention.bool() if isinstance(attention, Tensor) and attention.dim() == 2 else None
+
+
+def map_tensors(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The batch with every tensor changed, its structure kept."""
+    if isinstance(batch, Tensor):
+        return change(batch)
+    if isinstance(batch, Mapping):
+        return {key: map_tensors(value, change) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(map_tensors(value, change) for value in batch))
+    if isinstance(batch, (tuple, list)):
+        return type(batch)(map_tensors(value, change) for value in batch)
+    return batch
+
+
+def head_of(batch: Any, samples: int) -> Any:
+    """The first samples of a batch."""
+    size = len(first_tensor(batch))
+    return map_tensors(batch, lambda tensor: tensor[:samples] if tensor.dim() and len(tensor) == size else tensor)
+
+
+def feed(model: nn.Module, batch: Any, forward: Forward | None = None) -> Any:
+    """The model's output for a batch."""
+    if forward is not None:
+        return forward(model, batch)
+    inputs = inputs_of(batch)
+    return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
+
+
+def logits_of(output: Any) -> Tensor | None:
+    """The logits of a model's output, where it has any."""
+    if isinstance(output, Tensor):
+        return output
+    if isinstance(output, Mapping):
+        output = output.get("logits")
+    elif hasattr(output, "logits"):
+        output = output.logits
+    elif isinstance(output, (tuple, list)) and output:
+        output = output[0]
+    return output if isinstance(output, Tensor) else None
+
+
+def device_of(model: nn.Module) -> torch.device:
+    return next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
+
+
+def on_device(model: nn.Module, batch: Any) -> Any:
+    device = device_of(model)
+    return map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=True))
+
+
+def batches(model: nn.Module, data: Iterable[Any], what: str) -> Iterator[Any]:
+    """The batches of `data` on the model's device, with a progress bar on a terminal."""
+    check_iterable(data, what)
+    total = len(data) if hasattr(data, "__len__") else None
+    count = 0
+    for batch in tqdm(data, desc=what, total=total, unit="batch", disable=None, leave=False):
+        yield on_device(model, batch)
+        count += 1
+    if count == 0:
+        raise DataError(
+            f"{what}: the data gave no batch. Expected at least one; an iterator that was read before is empty."
+        )
+
+
+def check_iterable(data: Any, what: str) -> None:
+    if isinstance(data, (Tensor, Mapping, str, bytes)) or not isinstance(data, Iterable):
+        raise DataError(
+            f"{what}: expected an iterable of batches (a DataLoader, a list) but got {type(data).__name__}. "
+            "For a single batch pass [batch]."
+        )
+
+
+def check_rereadable(data: Any, what: str, why: str) -> None:
+    """Refuse a generator where the data is read a second time."""
+    check_iterable(data, what)
+    if iter(data) is data:
+        raise DataError(
+            f"{what} is a one-shot iterator ({type(data).__name__}), but {why} reads it a second time. "
+            "Pass a DataLoader or a list."
+        )

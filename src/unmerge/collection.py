@@ -1,0 +1,220 @@
+"""collect(): a forward pass over data, in which hooks turn each layer's inputs into moments."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unmerge.accumulation import Accumulator, BatchFacts, LayerStatistics
+from unmerge.batches import Forward, Mask, batches, feed, first_tensor, labels_of, mask_of
+from unmerge.errors import DataError, LayerError, UnmergeWarning
+from unmerge.fingerprint import fingerprint, state_of
+from unmerge.layers import Selection, select, weight_matrix
+from unmerge.normalization import evaluating
+from unmerge.probe import Probe, hooked, identity, probe
+from unmerge.recipe import LayerChoice
+from unmerge.statistics import Statistics
+from unmerge.unfolding import agrees
+
+
+def collect(
+    model: nn.Module,
+    data: Iterable[Any],
+    layers: LayerChoice = None,
+    *,
+    skip_layers: int | str = 0,
+    per_class: str = "means",
+    sample: int = 0,
+    max_points: int | None = None,
+    mask: Mask = None,
+    forward: Forward | None = None,
+    seed: int = 0,
+    what: str = "collect",
+) -> Statistics:
+    """The statistics of the layers' inputs over one pass of `data`; the model is left as it was.
+
+    layers: names, 're:' patterns or a predicate; None takes every editable layer after the first `skip_layers`.
+    per_class: with labels, keep the "means" of every class, or the "full" moments of each (cav-class).
+    sample: this many rows a layer are kept, drawn at random (cav-kmeans).
+    max_points: count only the first rows of each layer, and stop reading when all have theirs.
+    mask: `mask(batch)` or the name of an entry: which positions count. A 2-D attention_mask is used by itself.
+    forward: `forward(model, batch)` in place of `model(inputs)` or `model(**batch)`.
+    """
+    if per_class not in ("means", "full"):
+        raise DataError(f"per_class={per_class!r} is not 'means' or 'full'.")
+    selection = select(model, layers, skip_layers)
+    weights = fingerprint(state_of(model))
+    with evaluating(model):
+        recorder: Recorder | None = None
+        for batch in batches(model, data, what):
+            if recorder is None:
+                seen = probe(model, selection.names, batch, forward)
+                labelled = labels_of(batch) is not None
+                recorder = Recorder(model, selection, seen, labelled, per_class == "full", sample, max_points, seed)
+            recorder.read(batch, mask, forward)
+            if recorder.is_full:
+                break
+        assert recorder is not None
+        return recorder.finish(weights)
+
+
+class Recorder:
+    """Turns batches into statistics while its hooks are attached."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        selection: Selection,
+        seen: Probe,
+        labelled: bool,
+        full: bool,
+        sample: int,
+        max_points: int | None,
+        seed: int,
+    ) -> None:
+        self._model = model
+        self._probe = seen
+        self._named = selection.named
+        self._left_out = dict(selection.left_out)
+        self._names = [name for name in selection.names if not self._refused(name, name in seen.disagrees)]
+        self._labelled = labelled
+        self._codes: dict[int, int] = {}
+        self._class_samples: dict[int, int] = {}
+        self._samples = 0
+        self._accumulators = {
+            name: Accumulator(model.get_submodule(name), labelled, full, sample, max_points, seed + place)
+            for place, name in enumerate(self._names)
+            if name not in seen.leader
+        }
+        self._checked = set(seen.called)
+        self._order: dict[str, None] = {}  # as called, so that the first broken layer can be named
+        self._facts: BatchFacts | None = None
+        self._inputs: dict[str, list[tuple[object, ...]]] = {}
+        self._alive: list[Tensor] = []
+
+    @property
+    def is_full(self) -> bool:
+        return all(accumulator.is_full for accumulator in self._accumulators.values())
+
+    def read(self, batch: Any, mask: Mask, forward: Forward | None) -> None:
+        """Count one batch."""
+        labels = labels_of(batch)
+        if (labels is not None) != self._labelled:
+            raise DataError("some batches have class labels and some have none; expected one label a sample in all.")
+        size = len(first_tensor(batch))
+        self._facts = self._facts_of(size, labels, mask_of(batch, mask))
+        self._inputs = {name: [] for name in self._names}
+        with hooked(self._model, self._names, self._count):
+            feed(self._model, batch, forward)
+        first = self._samples == 0
+        self._samples += size
+        self._alive.clear()
+        if first:
+            self._check_called()
+            self._check_finite()
+
+    def finish(self, weights: dict[str, str]) -> Statistics:
+        """The statistics of all that was read."""
+        self._check_finite()
+        uncalled = [name for name in self._names if name not in self._order]
+        self._left_out |= {name: "was never called, so it has no inputs to learn from" for name in uncalled}
+        names = [name for name in self._names if name in self._order]
+        if self._left_out:
+            reasons = "; ".join(f"{name!r} {reason}" for name, reason in self._left_out.items())
+            warnings.warn(f"left out: {reasons}.", UnmergeWarning, stacklevel=4)
+        if not names:
+            raise LayerError("no selected layer is left to collect.")
+        labels = sorted(self._codes)
+        finished: dict[str, LayerStatistics] = {}
+        for name in names:
+            if name not in self._probe.leader:
+                finished[name] = _ascending(self._accumulators[name].finish(), [self._codes[at] for at in labels])
+        return Statistics(
+            layers={name: finished[self._probe.leader.get(name, name)] for name in names},
+            samples=self._samples,
+            weights=weights,
+            classes=tuple(labels),
+            class_samples=tuple(self._class_samples[label] for label in labels),
+            head=self._probe.head if self._probe.head in names else None,
+            shift_to={name: self._probe.shift_to[name] for name in names},
+            left_out=self._left_out,
+        )
+
+    def _count(self, name: str, module: nn.Module, given: Tensor, output: Tensor) -> None:
+        if name in self._left_out:
+            return
+        if name not in self._checked:
+            self._checked.add(name)
+            if self._refused(name, not agrees(module, given, output, weight_matrix(module))):
+                return
+        self._order[name] = None
+        leader = self._probe.leader.get(name, name)
+        key = identity(given)
+        self._inputs[name].append(key)
+        if leader == name:
+            self._alive.append(given)
+            assert self._facts is not None
+            self._accumulators[name].add(given, self._facts)
+        elif self._inputs[leader][: len(self._inputs[name])] != self._inputs[name]:
+            raise LayerError(
+                f"layers {leader!r} and {name!r} received the same input at first but not later, so their statistics "
+                "cannot be shared. Collect them in two calls: layers=[...] with one of them each."
+            )
+
+    def _refused(self, name: str, disagrees: bool) -> bool:
+        if not disagrees:
+            return False
+        module = self._model.get_submodule(name)
+        reason = (
+            f"does not return input · weight + bias: its class {type(module).__name__} does something of its own "
+            "(pads, scales or fuses)"
+        )
+        if self._named:
+            raise LayerError(f"layer {name!r} {reason}, so an edit would be wrong. Leave it out of layers=...")
+        self._left_out[name] = reason
+        return True
+
+    def _facts_of(self, size: int, labels: Tensor | None, mask: Tensor | None) -> BatchFacts:
+        if labels is None:
+            return BatchFacts(size, None, (), mask)
+        distinct, inverse, counts = labels.cpu().unique(return_inverse=True, return_counts=True)
+        present = tuple(self._codes.setdefault(label, len(self._codes)) for label in distinct.tolist())
+        for label, count in zip(distinct.tolist(), counts.tolist(), strict=True):
+            self._class_samples[label] = self._class_samples.get(label, 0) + count
+        codes = torch.tensor(present)[inverse].to(labels.device)
+        return BatchFacts(size, codes, present, mask)
+
+    def _check_called(self) -> None:
+        missing = [name for name in self._names if name not in self._order]
+        if self._named and missing:
+            raise LayerError(
+                f"layer {missing[0]!r} was never called on the first batch, so it has no inputs to learn from.\n"
+                "Leave it out with layers=..., or pass data that reaches it."
+            )
+
+    def _check_finite(self) -> None:
+        leaders = [name for name in self._order if name in self._accumulators]
+        if not leaders:
+            return
+        finite = torch.stack([self._accumulators[name].is_finite().cpu() for name in leaders])
+        if not finite.all():
+            name = leaders[int((~finite).nonzero()[0])]
+            raise DataError(f"layer {name!r} received NaN or infinite inputs. Look at the data, or at the layer before.")
+
+
+def _ascending(layer: LayerStatistics, order: list[int]) -> LayerStatistics:
+    """Class tensors by ascending label instead of by first appearance."""
+    if layer.class_rows is None or layer.class_sums is None:
+        return layer
+    rows = layer.class_rows.new_zeros(len(order))
+    sums = layer.class_sums.new_zeros(len(order), *layer.class_sums.shape[1:])
+    for place, code in enumerate(order):
+        if code < len(layer.class_rows):
+            rows[place], sums[place] = layer.class_rows[code], layer.class_sums[code]
+    places = {code: place for place, code in enumerate(order)}
+    moments = {places[code]: value for code, value in layer.class_moments.items()}
+    return LayerStatistics(layer.moments, rows, sums, dict(sorted(moments.items())), layer.sample)

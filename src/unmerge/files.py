@@ -1,0 +1,117 @@
+"""Reading and writing safetensors files with a JSON header: all or nothing, and never a pickle."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from unmerge.errors import FileError
+from unmerge.fingerprint import differences, fingerprint
+
+
+@contextmanager
+def replacing(target: Path) -> Iterator[Path]:
+    """A path to write to that becomes `target` only when the block ends well."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
+    os.close(handle)
+    part = Path(name)
+    try:
+        yield part
+        with open(part, "rb") as written:
+            os.fsync(written.fileno())
+        os.chmod(part, 0o666 & ~_umask())
+        os.replace(part, target)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], kind: str, header: Mapping[str, Any]) -> None:
+    """Write one safetensors file whose metadata holds `header` and the checksums of the tensors."""
+    stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    metadata = {
+        "format": "pt",
+        "unmerge": kind,
+        "header": json.dumps(header),
+        "checksums": json.dumps(fingerprint(stored)),
+    }
+    # Checksums of the metadata too: a changed header is as wrong as a changed tensor.
+    metadata["seal"] = _seal(metadata)
+    with replacing(path) as part:
+        save_file(stored, part, metadata=metadata)
+
+
+def read_tensors(path: Path, kind: str, device: torch.device | str = "cpu") -> tuple[dict[str, Tensor], Any]:
+    """The tensors and the header of a file that `write_tensors` wrote, checked against its checksums."""
+    with opened(path) as (file, metadata):
+        if metadata.get("unmerge") != kind:
+            found = metadata.get("unmerge", "a safetensors file of another program")
+            raise FileError(f"{path} is not a file of {kind}: found {found}.")
+        if metadata.get("seal") != _seal(metadata):
+            raise FileError(f"{path} was changed after it was written: its header does not match its seal.")
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+        checksums = json.loads(metadata["checksums"])
+        changed = differences(fingerprint(tensors), checksums)
+        if changed:
+            raise FileError(f"{path} was changed after it was written: tensor {changed[0]!r} has another checksum.")
+        return {name: tensor.to(device) for name, tensor in tensors.items()}, json.loads(metadata["header"])
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[tuple[Any, dict[str, str]]]:
+    """An open safetensors file and its metadata; a damaged file is an error that names it."""
+    if not path.is_file():
+        raise FileError(f"there is no file {path}.")
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file, file.metadata() or {}
+    except (SafetensorError, RuntimeError, OSError) as error:
+        raise FileError(f"{path} is damaged or no safetensors file: {error}") from error
+
+
+def load_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of a checkpoint file: safetensors, or what torch.load reads with weights_only."""
+    if path.suffix == ".safetensors":
+        with opened(path) as (file, _):
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError as error:
+        raise FileError(f"there is no file {path}.") from error
+    except Exception as error:
+        raise FileError(
+            f"{path} cannot be read without running code from it ({type(error).__name__}). "
+            "Save the state dict as safetensors, or with torch.save(model.state_dict(), ...)."
+        ) from error
+    if isinstance(loaded, Mapping) and isinstance(loaded.get("state_dict"), Mapping):
+        loaded = loaded["state_dict"]
+    if not isinstance(loaded, Mapping) or not all(isinstance(value, Tensor) for value in loaded.values()):
+        raise FileError(f"{path} holds a {type(loaded).__name__}, expected a state dict of tensors.")
+    return dict(loaded)
+
+
+def write_json(path: Path, value: Any) -> None:
+    with replacing(path) as part:
+        part.write_text(json.dumps(value, indent=2) + "\n")
+
+
+def _seal(metadata: Mapping[str, str]) -> str:
+    parts = [f"{key}={metadata.get(key, '')}" for key in ("unmerge", "header", "checksums")]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _umask() -> int:
+    current = os.umask(0)
+    os.umask(current)
+    return current

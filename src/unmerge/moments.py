@@ -1,0 +1,205 @@
+"""Count, mean and scatter of rows that arrive in any number of pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from unmerge.errors import StatisticsError
+
+_BLOCK = 768
+
+
+class Moments:
+    """n, mean and scatter (Σ(x − m)(x − m)ᵀ) of rows, updated in place, added and subtracted.
+
+    A grouped layer has one mean and one scatter a group: (groups, d) and (groups, d, d).
+    """
+
+    def __init__(self) -> None:
+        self.n = 0
+        self._pivot: Tensor | None = None  # about which the sums below are taken
+        self._total: Tensor | None = None  # Σ(x − pivot), float64
+        self._gram: Tensor | None = None  # Σ(x − pivot)(x − pivot)ᵀ, upper blocks only
+        self._symmetric = True
+
+    @classmethod
+    def of(cls, rows: Tensor) -> Moments:
+        """The moments of one set of rows (n, d)."""
+        moments = cls()
+        moments.update(rows)
+        return moments
+
+    @classmethod
+    def build(cls, n: int, pivot: Tensor, total: Tensor, gram: Tensor) -> Moments:
+        """Moments from sums about a pivot, the gram in full."""
+        moments = cls()
+        moments.n, moments._pivot, moments._total, moments._gram = n, pivot.double(), total.double(), gram
+        return moments
+
+    def update(self, rows: Tensor) -> Moments:
+        """Count more rows, (n, d) or (groups, n, d)."""
+        count = rows.shape[-2]
+        if count == 0:
+            return self
+        wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
+        if self._pivot is None:
+            # A pivot first: with |mean| >> std the raw sums cancel to noise. In the rows' own type, so that
+            # nearby values subtract without error.
+            pivot = rows.mean(-2, dtype=wide).to(rows.dtype)
+            self._pivot = pivot.double()
+            self._total = torch.zeros_like(self._pivot)
+            features = rows.shape[-1]
+            self._gram = torch.zeros(*pivot.shape, features, dtype=wide, device=rows.device)
+        elif rows.shape[-1] != self._pivot.shape[-1] or rows.dim() != self._pivot.dim() + 1:
+            raise StatisticsError(
+                f"rows of shape {tuple(rows.shape)} do not fit moments of {tuple(self._pivot.shape)} features."
+            )
+        assert self._total is not None and self._gram is not None
+        shifted = rows - self._pivot.to(rows.dtype).unsqueeze(-2)
+        self._total += shifted.sum(-2, dtype=torch.float64)
+        add_gram_(self._gram, shifted)
+        self._symmetric = False
+        self.n += count
+        return self
+
+    @property
+    def features(self) -> int:
+        return self.mean.shape[-1]
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean row, in float64."""
+        self._check_counted()
+        return self._pivot + self._total / self.n
+
+    @property
+    def scatter(self) -> Tensor:
+        """Σ(x − m)(x − m)ᵀ about the mean."""
+        self._check_counted()
+        average = self._total / self.n**0.5
+        return _add_outer(self.gram, average, -1)
+
+    @property
+    def covariance(self) -> Tensor:
+        return self.scatter / self.n
+
+    def scatter_about(self, centre: Tensor) -> Tensor:
+        """Σ(x − c)(x − c)ᵀ about any point."""
+        return _add_outer(self.scatter, (self.mean - centre) * self.n**0.5, +1)
+
+    @property
+    def pivot(self) -> Tensor:
+        self._check_counted()
+        return self._pivot
+
+    @property
+    def total(self) -> Tensor:
+        self._check_counted()
+        return self._total
+
+    @property
+    def gram(self) -> Tensor:
+        """Σ(x − pivot)(x − pivot)ᵀ, both triangles."""
+        self._check_counted()
+        if not self._symmetric:
+            upper = self._gram.triu_()
+            upper += upper.triu(1).mT
+            self._symmetric = True
+        return self._gram
+
+    def __add__(self, other: Moments) -> Moments:
+        if self.n == 0 or other.n == 0:
+            return (other if self.n == 0 else self).clone()
+        self._check_same_features(other)
+        total, gram = other._about(self.pivot)
+        return Moments.build(self.n + other.n, self.pivot, self.total + total, self.gram + gram)
+
+    def __sub__(self, other: Moments) -> Moments:
+        if other.n == 0:
+            return self.clone()
+        self._check_same_features(other)
+        if other.n >= self.n:
+            raise StatisticsError(f"cannot take {other.n} rows out of {self.n}.")
+        total, gram = other._about(self.pivot)
+        rest = Moments.build(self.n - other.n, self.pivot, self.total - total, self.gram - gram)
+        # Whatever is taken out of itself leaves no negative variance.
+        variance, before = rest.scatter.diagonal(dim1=-2, dim2=-1), self.scatter.diagonal(dim1=-2, dim2=-1)
+        if bool((variance < -1e-3 * before.amax(-1, keepdim=True)).any()):
+            raise StatisticsError("the rows taken away were not among those counted: a variance would be negative.")
+        return rest
+
+    def clone(self) -> Moments:
+        return self.to(None, copy=True)
+
+    def to(self, device: torch.device | str | None, copy: bool = False) -> Moments:
+        if self.n == 0:
+            return Moments()
+        parts = [tensor.to(device, copy=copy) for tensor in (self.pivot, self.total, self.gram)]
+        return Moments.build(self.n, *parts)
+
+    def group(self, index: int) -> Moments:
+        """The moments of one group of a grouped layer."""
+        return Moments.build(self.n, self.pivot[index], self.total[index], self.gram[index])
+
+    def __repr__(self) -> str:
+        shape = "empty" if self._pivot is None else f"features={tuple(self._pivot.shape)}"
+        return f"Moments(n={self.n}, {shape})"
+
+    def _about(self, pivot: Tensor) -> tuple[Tensor, Tensor]:
+        """The two sums about another pivot."""
+        step = self.pivot - pivot.to(self.pivot.device)
+        total = self.total + self.n * step
+        # Σ(y + s)(y + s)ᵀ = Σyyᵀ + tsᵀ + stᵀ + nssᵀ = Σyyᵀ − ttᵀ/n + (t + ns)(t + ns)ᵀ/n
+        gram = _add_outer(self.gram, self.total / self.n**0.5, -1)
+        return total, _add_outer(gram, total / self.n**0.5, +1)
+
+    def _check_counted(self) -> None:
+        if self.n == 0:
+            raise StatisticsError("these moments have counted no rows yet.")
+
+    def _check_same_features(self, other: Moments) -> None:
+        if self.pivot.shape != other.pivot.shape:
+            raise StatisticsError(
+                f"moments of {tuple(self.pivot.shape)} and {tuple(other.pivot.shape)} features do not combine."
+            )
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Matrix products without TF32, whatever the user has set: it loses directions that the edit needs."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def add_gram_(gram: Tensor, rows: Tensor) -> None:
+    """gram += rowsᵀ rows in the gram's type, the blocks on and above the diagonal only."""
+    features = gram.shape[-1]
+    for start in range(0, features, _BLOCK):
+        block = slice(start, min(start + _BLOCK, features))
+        add_product_(gram[..., block, start:], rows[..., block].mT, rows[..., start:])
+
+
+def add_product_(out: Tensor, left: Tensor, right: Tensor) -> None:
+    """out += left @ right in the type of `out`."""
+    if left.is_cuda and left.dtype in (torch.bfloat16, torch.float16):
+        # Half-precision inputs, float32 sums: the products are exact and the matrix units run at full rate.
+        product = torch.bmm if out.dim() == 3 else torch.mm
+        out += product(left, right, out_dtype=out.dtype)
+        return
+    with full_precision():
+        add_ = out.baddbmm_ if out.dim() == 3 else out.addmm_
+        add_(left.to(out.dtype), right.to(out.dtype))
+
+
+def _add_outer(matrix: Tensor, vector: Tensor, sign: int) -> Tensor:
+    """matrix ± v vᵀ, formed in the matrix's type."""
+    column = vector.to(matrix.dtype).unsqueeze(-1)
+    return torch.addcmul(matrix, column, column.mT, value=sign)

@@ -1,0 +1,133 @@
+"""Where an affine shift goes (a bias or the next BatchNorm's mean), and re-estimating BatchNorm statistics."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+
+from unmerge.batches import Forward, batches, feed, first_tensor, on_device
+from unmerge.errors import DataError
+
+RECALIBRATION_SAMPLES = 10_000
+
+
+class Consumers(TorchDispatchMode):
+    """Records, while active, which operations read the outputs that are given to `watch`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._means = {
+            id(module.running_mean): name
+            for name, module in batch_norms(model).items()
+            if module.running_mean is not None
+        }
+        self._watched: dict[int, tuple[str, Tensor]] = {}  # the tensor is kept, so that its id stays its own
+        self._readers: dict[str, list[str | None]] = defaultdict(list)
+        self._norm_calls: dict[str, int] = defaultdict(int)
+        self._paused = False
+
+    def watch(self, layer: str, output: Tensor) -> None:
+        self._watched[id(output)] = (layer, output)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        self._paused = True
+        try:
+            yield
+        finally:
+            self._paused = False
+
+    def sole_norm(self, layer: str) -> str | None:
+        """The BatchNorm that alone reads this layer's output and reads nothing else, if there is one."""
+        readers = self._readers[layer]
+        if len(readers) != 1 or readers[0] is None or self._norm_calls[readers[0]] != 1:
+            return None
+        return readers[0]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not self._paused:
+            tensors = [value for value in tree_flatten((args, kwargs))[0] if isinstance(value, Tensor)]
+            norm = next((self._means[id(tensor)] for tensor in tensors if id(tensor) in self._means), None)
+            if norm is not None:
+                self._norm_calls[norm] += 1
+            for tensor in tensors:
+                if id(tensor) in self._watched:
+                    self._readers[self._watched[id(tensor)][0]].append(norm)
+        return func(*args, **(kwargs or {}))
+
+
+def batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
+    """Every BatchNorm that keeps running statistics."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, _BatchNorm) and module.running_mean is not None
+    }
+
+
+def norm_inputs(model: nn.Module, batch: Any, forward: Forward | None) -> dict[str, Tensor]:
+    """What each BatchNorm receives for a batch: the comparison before and after an edit shows which lie behind it."""
+    seen: dict[str, Tensor] = {}
+    hooks = [
+        module.register_forward_pre_hook(lambda _, args, name=name: seen.update({name: args[0].detach().clone()}))
+        for name, module in batch_norms(model).items()
+    ]
+    try:
+        with evaluating(model):
+            feed(model, on_device(model, batch), forward)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return seen
+
+
+def norms_behind(before: dict[str, Tensor], after: dict[str, Tensor]) -> list[str]:
+    """The BatchNorms whose input an edit has changed."""
+    return [name for name in after if name in before and not torch.equal(before[name], after[name])]
+
+
+def recalibrate(model: nn.Module, norms: Iterable[str], data: Iterable[Any], forward: Forward | None) -> int:
+    """Re-estimate the running statistics of some BatchNorms by a cumulative average; returns the samples read."""
+    chosen = [batch_norms(model)[name] for name in norms]
+    momenta = [norm.momentum for norm in chosen]
+    samples = 0
+    with evaluating(model):
+        try:
+            for norm in chosen:
+                norm.reset_running_stats()
+                norm.momentum = None
+                norm.train()
+            for batch in batches(model, data, "recalibrate"):
+                feed(model, batch, forward)
+                samples += len(first_tensor(batch))
+                if samples >= RECALIBRATION_SAMPLES:
+                    break
+        finally:
+            for norm, momentum in zip(chosen, momenta, strict=True):
+                norm.momentum = momentum
+    broken = [name for name in norms if not batch_norms(model)[name].running_var.isfinite().all()]
+    if broken:
+        raise DataError(f"recalibration left {broken[0]!r} without finite statistics; look at the batches.")
+    return samples
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients; training flags and random state are as before afterwards."""
+    flags = {module: module.training for module in model.modules()}
+    devices = sorted({tensor.device.index for tensor in model.parameters() if tensor.is_cuda})
+    with torch.random.fork_rng(devices=devices), torch.no_grad():
+        try:
+            model.eval()
+            yield
+        finally:
+            for module, training in flags.items():
+                module.training = training

@@ -1,0 +1,97 @@
+"""A first look at the network: one small forward pass in which every layer proves what it is."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unmerge.batches import Forward, feed, head_of, logits_of
+from unmerge.layers import weight_matrix
+from unmerge.normalization import Consumers
+from unmerge.unfolding import agrees, geometry
+
+_SAMPLES = 2
+
+Hook = Callable[[str, nn.Module, Tensor, Tensor], None]
+
+
+@dataclass
+class Probe:
+    """What the first samples show of each layer."""
+
+    called: set[str] = field(default_factory=set)
+    disagrees: set[str] = field(default_factory=set)  # does not return rows · weight + bias
+    leader: dict[str, str] = field(default_factory=dict)  # an earlier layer with the same rows
+    shift_to: dict[str, str | None] = field(default_factory=dict)  # the tensor that takes a constant, if any
+    head: str | None = None  # the layer whose output is the model's
+
+
+def probe(model: nn.Module, names: Sequence[str], batch: Any, forward: Forward | None) -> Probe:
+    """Feed the first samples of a batch and watch the layers."""
+    found = Probe()
+    consumers = Consumers(model)
+    inputs: dict[str, list[tuple[object, ...]]] = defaultdict(list)
+    outputs: dict[str, Tensor] = {}
+    alive: list[Tensor] = []  # so that no address is used twice
+
+    def look(name: str, module: nn.Module, given: Tensor, output: Tensor) -> None:
+        with consumers.paused():
+            found.called.add(name)
+            if not agrees(module, given, output, weight_matrix(module)):
+                found.disagrees.add(name)
+            inputs[name].append((*identity(given), geometry(module)))
+            outputs[name] = output
+            alive.extend((given, output))
+        consumers.watch(name, output)
+
+    with hooked(model, names, look), consumers:
+        result = logits_of(feed(model, head_of(batch, _SAMPLES), forward))
+
+    first_with: dict[tuple[tuple[object, ...], ...], str] = {}
+    for name, calls in inputs.items():
+        leader = first_with.setdefault(tuple(calls), name)
+        if leader != name:
+            found.leader[name] = leader
+    for name in names:
+        module = model.get_submodule(name)
+        norm = consumers.sole_norm(name) if len(inputs[name]) == 1 else None
+        if getattr(module, "bias", None) is not None:
+            found.shift_to[name] = f"{name}.bias"
+        else:
+            found.shift_to[name] = None if norm is None else f"{norm}.running_mean"
+    for name, output in outputs.items():
+        if result is not None and output.data_ptr() == result.data_ptr() and output.shape == result.shape:
+            found.head = name
+    return found
+
+
+def identity(tensor: Tensor) -> tuple[object, ...]:
+    """Equal for two uses of one tensor while it is alive and unchanged."""
+    return (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor._version)
+
+
+@contextmanager
+def hooked(model: nn.Module, names: Sequence[str], hook: Hook) -> Iterator[None]:
+    """Call `hook(name, module, input, output)` after each call of the named layers."""
+
+    def attach(name: str) -> torch.utils.hooks.RemovableHandle:
+        def call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
+            given = args[0] if args else kwargs.get("input", kwargs.get("x"))
+            # Autocast would turn float32 products inside the hook into half precision.
+            with torch.autocast(given.device.type, enabled=False):
+                hook(name, module, given, output)
+
+        return model.get_submodule(name).register_forward_hook(call, with_kwargs=True)
+
+    handles = [attach(name) for name in names]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,160 @@
+"""Every knob of the method once: its name, default, range and meaning."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from torch import nn
+
+from unmerge.errors import RecipeError, suggest
+
+LayerChoice = str | Sequence[str] | Mapping[str, Any] | Callable[[str, nn.Module], bool] | None
+
+BASES = ("lda", "cav-class", "cav-kmeans", "contrastive", "private-mean", "pca", "deflated-pca")
+SOLVERS = ("exact", "budgeted", "soft-threshold")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a field accepts: one of some words, or a number of a type within bounds."""
+
+    words: tuple[str, ...] = ()
+    number: type | None = None
+    low: float = -math.inf
+    high: float = math.inf
+    optional: bool = False
+
+    def accepts(self, value: Any) -> bool:
+        if value is None:
+            return self.optional
+        if isinstance(value, str):
+            return value in self.words
+        if self.number is None or isinstance(value, bool):
+            return False
+        is_number = isinstance(value, int if self.number is int else (int, float))
+        return is_number and self.low <= value <= self.high and math.isfinite(value)
+
+    def __str__(self) -> str:
+        parts = [repr(word) for word in self.words]
+        if self.number is not None:
+            kind = "a whole number" if self.number is int else "a number"
+            bounds = f" from {self.low:g}" if math.isfinite(self.low) else ""
+            bounds += f" to {self.high:g}" if math.isfinite(self.high) else ""
+            parts.append(kind + bounds)
+        if self.optional:
+            parts.append("None")
+        return " or ".join(parts) if len(parts) < 3 else "one of " + ", ".join(parts)
+
+
+def _word(default: str, *words: str, meaning: str) -> Any:
+    return field(default=default, metadata={"rule": Rule(words), "meaning": meaning})
+
+
+def _number(default: float | None, low: float = -math.inf, high: float = math.inf, *, meaning: str) -> Any:
+    rule = Rule(number=float, low=low, high=high, optional=default is None)
+    return field(default=default, metadata={"rule": rule, "meaning": meaning})
+
+
+def _whole(default: int | str | None, low: float = 0, words: tuple[str, ...] = (), *, meaning: str) -> Any:
+    rule = Rule(words, number=int, low=low, optional=default is None)
+    return field(default=default, metadata={"rule": rule, "meaning": meaning})
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How an edit is made. `Recipe()` is the untuned default; `Recipe.paper(...)` the paper's configurations."""
+
+    basis: str = _word("lda", *BASES, meaning="how the forget directions of a layer are built")
+    rank: int = _whole(16, 1, meaning="directions a layer for the bases that have a rank (k)")
+    retain_rank: int = _whole(16, 0, meaning="retain eigenvectors that the edit is kept away from")
+    lam: float = _number(10.0, 0, meaning="weight of the leakage into the retain span (λ)")
+    gamma: float = _number(0.0, 0, meaning="weight of the size of the edit (γ)")
+    solver: str = _word("exact", *SOLVERS, meaning="how the coefficients are found")
+    steps: int = _whole(100, 0, meaning="Adam steps of the budgeted solver (T)")
+    lr: float = _number(1e-3, 0, meaning="learning rate of the budgeted solver (η)")
+    delta: float = _number(0.1, 0, meaning="threshold of the soft-threshold solver (δ)")
+    centering: str = _word("retain", "retain", "separate", meaning="centre of the forget pool in CAV probes")
+    ridge: float = _number(1e-2, 0, meaning="ridge of probes and whitening, relative to the mean eigenvalue (μ)")
+    max_points: int | None = _whole(None, 1, meaning="rows a layer that CAV probes are fitted on; None: all")
+    layers: LayerChoice = field(
+        default=None,
+        metadata={"rule": None, "meaning": "names, 're:' patterns or a predicate; None: by skip_layers"},
+    )
+    skip_layers: int | str = _whole(
+        "auto", 0, ("auto",), meaning="convolutions and linears left alone at the start; auto: three quarters"
+    )
+    deflate: int = _whole(1024, 0, meaning="retain eigenvectors projected out of the forget covariance")
+    mean: str = _word(
+        "auto", "auto", "preserve", "free", meaning="whether the mean retain response is kept; auto: where it can be"
+    )
+    bias: str = _word("keep", "keep", "shrink", meaning="whether a bias shrinks with the edit, as in the paper")
+    head: str = _word(
+        "auto",
+        *("auto", "remove", "edit", "keep"),
+        meaning="the classifier: forgotten rows removed, edited like a layer, or left; auto: removed for classes",
+    )
+    alpha: float | None = _number(None, 0, meaning="recommended strength; None: 1 where head rows are removed")
+    seed: int = _whole(0, 0, meaning="seed of k-means and of the sample it sees")
+
+    def __new__(cls, *args: Any, **knobs: Any) -> Recipe:
+        # Before the generated __init__ sees it, so that a typing error gets the near name.
+        names = [entry.name for entry in fields(cls)]
+        for name in knobs:
+            if name not in names:
+                raise RecipeError(f"a recipe has no field {name!r}. {suggest(name, names)}")
+        return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        for entry in fields(self):
+            value, rule = getattr(self, entry.name), entry.metadata["rule"]
+            if rule is not None and not rule.accepts(value):
+                hint = suggest(value, rule.words) if isinstance(value, str) and rule.words else ""
+                raise RecipeError(f"{entry.name}={value!r} is not {rule}. {hint}".strip())
+
+    @staticmethod
+    def paper(variant: str, init: str = "zero") -> Recipe:
+        """The paper's configuration for one basis and one initialisation (its Tab. "configurations"), alpha included."""
+        cells = {
+            ("pca", "pretrained"): {"rank": 64, "skip_layers": 45, "alpha": 1.6, "lam": 5.0},
+            ("cav-kmeans", "pretrained"): {"rank": 16, "skip_layers": 35, "alpha": 2.5, "lam": 5.0},
+            ("cav-class", "pretrained"): {"rank": 16, "skip_layers": 35, "alpha": 2.5, "lam": 5.0},
+            ("pca", "zero"): {"rank": 128, "skip_layers": 45, "alpha": 1.25, "lam": 50.0},
+            ("cav-kmeans", "zero"): {"rank": 16, "skip_layers": 40, "alpha": 1.0, "lam": 50.0},
+            ("cav-class", "zero"): {"rank": 16, "skip_layers": 40, "alpha": 1.3, "lam": 50.0},
+        }
+        if (variant, init) not in cells:
+            known = ", ".join(f"({name!r}, init={start!r})" for name, start in cells)
+            raise RecipeError(f"the paper has no configuration ({variant!r}, init={init!r}); it has {known}.")
+        cell = cells[variant, init]
+        return Recipe(
+            basis=variant,
+            retain_rank=cell["rank"],
+            gamma=0.5,
+            solver="budgeted",
+            centering="separate",
+            max_points=None if variant == "pca" else 8192,
+            mean="free",
+            bias="shrink",
+            head="edit",
+            **cell,
+        )
+
+    @staticmethod
+    def from_dict(values: Mapping[str, Any]) -> Recipe:
+        return Recipe(**dict(values))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON and YAML; a predicate must have been resolved to names before."""
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        if callable(self.layers):
+            raise RecipeError("layers is a function, which no file can hold; replace it by the names it selects.")
+        if self.layers is not None and not isinstance(self.layers, str):
+            values["layers"] = list(self.layers)
+        return values
+
+    def but(self, **changes: Any) -> Recipe:
+        """The same recipe with some fields changed."""
+        return replace(self, **changes)

@@ -1,0 +1,215 @@
+"""Statistics of a forward pass: what the method needs of data. Saved, loaded, added and subtracted."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unmerge.accumulation import LayerStatistics
+from unmerge.errors import StatisticsError, listing
+from unmerge.files import read_tensors, write_tensors
+from unmerge.fingerprint import differences, fingerprint, state_of
+from unmerge.moments import Moments
+from unmerge.version import VERSION
+
+KIND = "statistics"
+
+
+@dataclass
+class Statistics:
+    """The moments of every collected layer's inputs, and whose they are."""
+
+    layers: dict[str, LayerStatistics]  # layers that share their input share the value
+    samples: int
+    weights: dict[str, str]  # a checksum for each parameter and buffer of the model
+    classes: tuple[int, ...] = ()  # labels, in the order of the class tensors
+    class_samples: tuple[int, ...] = ()
+    head: str | None = None  # the layer whose output is the model's
+    shift_to: dict[str, str | None] = field(default_factory=dict)  # the tensor that takes a constant shift
+    left_out: dict[str, str] = field(default_factory=dict)
+    factors: dict[tuple[object, ...], Tensor] = field(default_factory=dict, repr=False, compare=False)  # a cache
+
+    def __getitem__(self, layer: str) -> LayerStatistics:
+        if layer not in self.layers:
+            raise StatisticsError(f"these statistics have no layer {layer!r}; they have {listing(self.layers)}.")
+        return self.layers[layer]
+
+    def check_model(self, model: nn.Module) -> None:
+        """Refuse a model other than the one that was read: its inputs depend on every weight before a layer."""
+        changed = differences(fingerprint(state_of(model)), self.weights)
+        if changed:
+            raise StatisticsError(
+                f"these statistics were collected with other weights: {changed[0]!r} differs"
+                + (f" (and {len(changed) - 1} more). " if len(changed) > 1 else ". ")
+                + "Collect them again with this model, or revert the edit that it carries."
+            )
+
+    def __add__(self, other: Statistics) -> Statistics:
+        self._check_alike(other, "add")
+        classes = tuple(sorted({*self.classes, *other.classes}))
+        return self._combined(other, classes, +1, lambda mine, theirs: mine + theirs)
+
+    def __sub__(self, other: Statistics) -> Statistics:
+        """S − F: the statistics of the samples of S that are not in F, without reading them."""
+        self._check_alike(other, "subtract")
+        if other.samples >= self.samples:
+            raise StatisticsError(f"cannot take {other.samples} samples out of {self.samples}.")
+        mine = dict(zip(self.classes, self.class_samples, strict=True))
+        for label, count in zip(other.classes, other.class_samples, strict=True):
+            if self.classes and count > mine.get(label, 0):
+                raise StatisticsError(
+                    f"cannot take {count} samples of class {label} out of {mine.get(label, 0)}: "
+                    "the second statistics are not part of the first."
+                )
+        classes = self.classes if other.classes or not self.classes else ()
+        return self._combined(other, classes, -1, lambda mine, theirs: mine - theirs)
+
+    def to(self, device: torch.device | str) -> Statistics:
+        """The same statistics on another device."""
+
+        def moved(layer: LayerStatistics) -> LayerStatistics:
+            return LayerStatistics(
+                layer.moments.to(device),
+                *(None if value is None else value.to(device) for value in (layer.class_rows, layer.class_sums)),
+                {code: moments.to(device) for code, moments in layer.class_moments.items()},
+                None if layer.sample is None else layer.sample.to(device),
+            )
+
+        return dataclasses.replace(self, layers=_once_each(self.layers, moved), factors={})
+
+    def save(self, path: str | Path) -> None:
+        """Write one safetensors file; shared layers are written once."""
+        tensors: dict[str, Tensor] = {}
+        leaders: dict[int, str] = {}
+        header: dict[str, Any] = {
+            "version": VERSION,
+            **{name: getattr(self, name) for name in _HEADER},
+            "layers": {},
+        }
+        for name, layer in self.layers.items():
+            leader = leaders.setdefault(id(layer), name)
+            header["layers"][name] = {"same_as": leader}
+            if leader == name:
+                rows = {code: moments.n for code, moments in layer.class_moments.items()}
+                header["layers"][name] = {"rows": layer.moments.n, "class_moments": rows}
+                tensors.update({f"{name}:{key}": value for key, value in _tensors_of(layer).items()})
+        write_tensors(Path(path), tensors, KIND, header)
+
+    @classmethod
+    def load(cls, path: str | Path, device: torch.device | str = "cpu") -> Statistics:
+        """Read what `save` wrote; a damaged or changed file is an error."""
+        tensors, header = read_tensors(Path(path), KIND, device)
+        layers: dict[str, LayerStatistics] = {}
+        for name, entry in header["layers"].items():
+            if "same_as" in entry:
+                layers[name] = layers[entry["same_as"]]
+                continue
+            prefix = f"{name}:"
+            own = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+            layers[name] = _layer_of(own, entry)
+        values = {name: header[name] for name in _HEADER}
+        values["classes"], values["class_samples"] = tuple(values["classes"]), tuple(values["class_samples"])
+        return cls(layers, **values)
+
+    def _combined(
+        self, other: Statistics, classes: tuple[int, ...], sign: int, join: Callable[[Moments, Moments], Moments]
+    ) -> Statistics:
+        pairs = {name: (layer, other.layers[name]) for name, layer in self.layers.items()}
+
+        def combine(name: str) -> LayerStatistics:
+            mine, theirs = pairs[name]
+            joined = LayerStatistics(join(mine.moments, theirs.moments.to(mine.moments.mean.device)))
+            if classes:
+                joined.class_rows = self._spread(mine.class_rows, classes)
+                joined.class_sums = self._spread(mine.class_sums, classes)
+                joined.class_rows = joined.class_rows + sign * other._spread(theirs.class_rows, classes)
+                joined.class_sums = joined.class_sums + sign * other._spread(theirs.class_sums, classes)
+            return joined
+
+        done: dict[tuple[int, int], LayerStatistics] = {}
+        layers = {}
+        for name, (mine, theirs) in pairs.items():
+            key = (id(mine), id(theirs))
+            layers[name] = done[key] = done[key] if key in done else combine(name)
+        counts = {label: 0 for label in classes}
+        for owner, times in ((self, 1), (other, sign)):
+            for label, count in zip(owner.classes, owner.class_samples, strict=True):
+                if label in counts:
+                    counts[label] += times * count
+        kept = [place for place, label in enumerate(classes) if counts[label] > 0]
+        for layer in {id(layer): layer for layer in layers.values()}.values():
+            if layer.class_rows is not None and layer.class_sums is not None:
+                layer.class_rows, layer.class_sums = layer.class_rows[kept], layer.class_sums[kept]
+        return dataclasses.replace(
+            self,
+            layers=layers,
+            samples=self.samples + sign * other.samples,
+            classes=tuple(classes[place] for place in kept),
+            class_samples=tuple(counts[classes[place]] for place in kept),
+            factors={},
+        )
+
+    def _spread(self, values: Tensor | None, classes: Sequence[int]) -> Tensor:
+        """Class tensors in the order of other classes, zeros where this one has none."""
+        assert values is not None
+        spread = values.new_zeros(len(classes), *values.shape[1:])
+        for place, label in enumerate(self.classes):
+            if label in classes:
+                spread[classes.index(label)] = values[place]
+        return spread
+
+    def _check_alike(self, other: Statistics, verb: str) -> None:
+        if not isinstance(other, Statistics):
+            raise TypeError(f"cannot {verb} {type(other).__name__} and Statistics.")
+        mine, theirs = set(self.layers), set(other.layers)
+        if mine != theirs:
+            raise StatisticsError(
+                f"cannot {verb} statistics of different layers: {listing(sorted(mine ^ theirs))} stand on one side "
+                "only. Pass layers=statistics.layers to the second collect."
+            )
+        changed = differences(other.weights, self.weights)
+        if changed:
+            raise StatisticsError(f"cannot {verb} statistics of different weights: {changed[0]!r} differs.")
+        if verb == "add" and bool(self.classes) != bool(other.classes):
+            raise StatisticsError("cannot add statistics with labels and statistics without.")
+
+
+_HEADER = ("samples", "weights", "classes", "class_samples", "head", "shift_to", "left_out")
+
+
+def _once_each(
+    layers: dict[str, LayerStatistics], change: Callable[[LayerStatistics], LayerStatistics]
+) -> dict[str, LayerStatistics]:
+    distinct = {id(layer): layer for layer in layers.values()}
+    changed = {key: change(layer) for key, layer in distinct.items()}
+    return {name: changed[id(layer)] for name, layer in layers.items()}
+
+
+def _tensors_of(layer: LayerStatistics) -> dict[str, Tensor]:
+    tensors = {"class_rows": layer.class_rows, "class_sums": layer.class_sums, "sample": layer.sample}
+    for prefix, moments in [("", layer.moments), *((f"{code}/", m) for code, m in layer.class_moments.items())]:
+        tensors |= {
+            f"{prefix}pivot": moments.pivot,
+            f"{prefix}total": moments.total,
+            f"{prefix}gram": moments.gram,
+        }
+    return {name: tensor for name, tensor in tensors.items() if tensor is not None}
+
+
+def _layer_of(tensors: dict[str, Tensor], entry: dict[str, Any]) -> LayerStatistics:
+    def moments(prefix: str, rows: int) -> Moments:
+        return Moments.build(rows, *(tensors[f"{prefix}{part}"] for part in ("pivot", "total", "gram")))
+
+    return LayerStatistics(
+        moments("", entry["rows"]),
+        tensors.get("class_rows"),
+        tensors.get("class_sums"),
+        {int(code): moments(f"{code}/", rows) for code, rows in entry["class_moments"].items()},
+        tensors.get("sample"),
+    )
