@@ -39,7 +39,12 @@ def replacing(target: Path) -> Iterator[Path]:
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], kind: str, header: Mapping[str, Any]) -> None:
     """Write one safetensors file whose metadata holds `header` and the checksums of the tensors."""
-    stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    stored: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        flat = tensor.detach().cpu().contiguous()
+        # safetensors refuses tensors that share memory.
+        shared = any(flat.data_ptr() == other.data_ptr() for other in stored.values())
+        stored[name] = flat.clone() if shared else flat
     metadata = {
         "format": "pt",
         "unmerge": kind,
@@ -49,7 +54,10 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], kind: str, header: 
     # Checksums of the metadata too: a changed header is as wrong as a changed tensor.
     metadata["seal"] = _seal(metadata)
     with replacing(path) as part:
-        save_file(stored, part, metadata=metadata)
+        try:
+            save_file(stored, part, metadata=metadata)
+        except SafetensorError as error:
+            raise FileError(f"{path} could not be written: {error}") from error
 
 
 def read_tensors(path: Path, kind: str, device: torch.device | str = "cpu") -> tuple[dict[str, Tensor], Any]:

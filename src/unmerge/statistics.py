@@ -51,13 +51,13 @@ class Statistics:
             )
 
     def __add__(self, other: Statistics) -> Statistics:
-        self._check_alike(other, "add")
+        self.check_alike(other, "add")
         classes = tuple(sorted({*self.classes, *other.classes}))
         return self._combined(other, classes, +1, lambda mine, theirs: mine + theirs)
 
     def __sub__(self, other: Statistics) -> Statistics:
         """S − F: the statistics of the samples of S that are not in F, without reading them."""
-        self._check_alike(other, "subtract")
+        self.check_alike(other, "subtract")
         if other.samples >= self.samples:
             raise StatisticsError(f"cannot take {other.samples} samples out of {self.samples}.")
         mine = dict(zip(self.classes, self.class_samples, strict=True))
@@ -164,7 +164,7 @@ class Statistics:
                 spread[classes.index(label)] = values[place]
         return spread
 
-    def _check_alike(self, other: Statistics, verb: str) -> None:
+    def check_alike(self, other: Statistics, verb: str) -> None:
         if not isinstance(other, Statistics):
             raise TypeError(f"cannot {verb} {type(other).__name__} and Statistics.")
         mine, theirs = set(self.layers), set(other.layers)

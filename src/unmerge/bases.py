@@ -1,0 +1,123 @@
+"""Forget directions of one layer (or one group of it), as orthonormal columns in float64.
+
+Scatters may be in float32; sums over d are large, so eigenvectors are checked and solves are in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from unmerge.eigen import top_eigenpairs
+
+# Below this share of the largest eigenvalue there is only rounding.
+_NOISE = {torch.float32: 1e-6, torch.float64: 1e-12}
+_NEGLIGIBLE = 1e-6
+
+
+def pca(scatter: Tensor, rank: int) -> Tensor:
+    """The leading eigenvectors of a centred scatter (Algorithm 2), at most as many as have variance."""
+    values, vectors = top_eigenpairs(scatter, rank)
+    if len(values) == 0 or values[0] <= 0:
+        return vectors[:, :0]
+    return vectors[:, values > _NOISE[scatter.dtype] * values[0]]
+
+
+def deflated_pca(forget_scatter: Tensor, retain_basis: Tensor, rank: int) -> Tensor:
+    """The leading eigenvectors of the forget scatter once the retain directions are projected out of it."""
+    if retain_basis.shape[1] >= forget_scatter.shape[-1]:
+        return retain_basis[:, :0]
+    scatter = forget_scatter.double()
+    rest = scatter - retain_basis @ (retain_basis.mT @ scatter)
+    rest = rest - (rest @ retain_basis) @ retain_basis.mT
+    values, vectors = top_eigenpairs(rest, rank)
+    top = top_eigenpairs(scatter, 1)[0]
+    found = vectors[:, values > _NOISE[forget_scatter.dtype] * top]
+    # What rounding left of the retain directions.
+    return orthonormal((found - retain_basis @ (retain_basis.mT @ found)).mT)
+
+
+def cav(forget_scatters: Sequence[Tensor], retain_scatter: Tensor, shifts: Tensor, ridge: float) -> Tensor:
+    """One ridge probe a cluster against the retain pool, orthogonalised in order (Algorithm 3).
+
+    forget_scatters: S_j of each cluster about the centre c of the forget pool; shifts: rows n_j (m_j − c).
+    w_j = (S_j + S_R + μI)⁻¹ n_j (m_j − c), which is the paper's regression on ±1 labels without its rows.
+    """
+    probes = [
+        factor_solve(ridged_factor(scatter.double() + retain_scatter.double(), ridge), shift.unsqueeze(-1))[:, 0]
+        for scatter, shift in zip(forget_scatters, shifts, strict=True)
+    ]
+    return orthonormal(torch.stack(probes)) if probes else retain_scatter.new_zeros(len(retain_scatter), 0).double()
+
+
+def lda(factor: Tensor, shifts: Tensor) -> Tensor:
+    """orth(Σ⁻¹ (m_c − m_R)) with one covariance for all classes, given by its factor (`ridged_factor`)."""
+    return orthonormal(factor_solve(factor, shifts.mT).mT)
+
+
+def contrastive(forget_scatter: Tensor, retain_scatter: Tensor, rank: int, ridge: float) -> Tensor:
+    """Directions of most forget variance per retain variance: Σ_F v = ρ (Σ_R + μI) v, the forget one about m_R."""
+    factor = ridged_factor(retain_scatter, ridge)
+    forget = forget_scatter.double()
+
+    def whitened(block: Tensor) -> Tensor:
+        spread = torch.linalg.solve_triangular(factor.mT, block, upper=True)
+        return torch.linalg.solve_triangular(factor, forget @ spread, upper=False)
+
+    values, vectors = top_eigenpairs(whitened, rank, like=forget)
+    if len(values) == 0 or values[0] <= 0:
+        return vectors[:, :0]
+    vectors = vectors[:, values > _NOISE[forget_scatter.dtype] * values[0]]
+    return orthonormal(torch.linalg.solve_triangular(factor.mT, vectors, upper=True).mT)
+
+
+def private_mean(factor: Tensor, forget_shifts: Tensor, retain_shifts: Tensor) -> tuple[Tensor, Tensor]:
+    """Whitened forget means less the span of the retain means: a basis Q and a lift M, the edit being τ M Qᵀ.
+
+    factor: L with L Lᵀ the within-class covariance; shifts: rows m_c − m_R. With the mean preserved every retain
+    class mean keeps its response. Empty where the retain means span the whole input.
+    """
+    size = factor.shape[-1]
+    retain = torch.linalg.solve_triangular(factor, retain_shifts.mT, upper=False)
+    span, values, _ = torch.linalg.svd(retain, full_matrices=False)
+    span = span[:, values > _NEGLIGIBLE * values[:1]]
+    whitened = torch.linalg.solve_triangular(factor, forget_shifts.mT, upper=False)
+    private = whitened - span @ (span.mT @ whitened)
+    private = private - span @ (span.mT @ private)
+    directions, values, _ = torch.linalg.svd(private, full_matrices=False)
+    directions = directions[:, values > _NEGLIGIBLE * whitened.norm()]
+    if span.shape[1] >= size or directions.shape[1] == 0:
+        return factor.new_zeros(size, 0), factor.new_zeros(size, 0)
+    basis, upper = torch.linalg.qr(torch.linalg.solve_triangular(factor.mT, directions, upper=True))
+    return basis, factor @ directions @ upper.mT
+
+
+def ridged_factor(matrix: Tensor, ridge: float) -> Tensor:
+    """The Cholesky factor L of matrix + ridge · (mean eigenvalue) · I."""
+    system = matrix.to(torch.float64, copy=True)
+    mean = system.diagonal().mean()
+    # Without any ridge a rank-deficient scatter has no factor; rounding needs this much.
+    system.diagonal().add_(max(ridge, 1e-10) * mean.clamp_min(torch.finfo(torch.float64).tiny))
+    return torch.linalg.cholesky(system)
+
+
+def factor_solve(factor: Tensor, right: Tensor) -> Tensor:
+    return torch.cholesky_solve(right.double(), factor)
+
+
+def orthonormal(probes: Tensor) -> Tensor:
+    """Rows to orthonormal columns in order; a row that earlier ones explain to 1e-6 is dropped."""
+    columns: list[Tensor] = []
+    for probe in probes.double():
+        length = probe.norm()
+        left = probe
+        for _ in range(2):  # once more, since the first pass leaves rounding of the size of the probe
+            for column in columns:
+                left = left - (column @ left) * column
+        if length > 0 and left.norm() > _NEGLIGIBLE * length:
+            columns.append(left / left.norm())
+    if not columns:
+        return probes.new_zeros(probes.shape[1], 0, dtype=torch.float64)
+    return torch.stack(columns, dim=1)

@@ -1,0 +1,68 @@
+"""The forget and retain directions of one layer, as the recipe asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from unmerge import bases
+from unmerge.pools import Pools
+from unmerge.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Directions:
+    """Q_F and Q_R of a layer, stacked over its groups; a group with fewer directions has zero columns at the end."""
+
+    forget: Tensor  # (in, k), or (groups, in, k)
+    retain: Tensor
+    lift: Tensor | None = None  # the coefficients are τ · lift instead of a solver's
+
+    @property
+    def rank(self) -> int:
+        return self.forget.shape[-1]
+
+
+def directions(groups: Sequence[Pools], recipe: Recipe) -> Directions:
+    """The directions of every group of a layer."""
+    found = [_group_directions(pools, recipe) for pools in groups]
+    if len(found) == 1:
+        return found[0]
+    lifts = [group.lift for group in found if group.lift is not None]
+    return Directions(
+        _stacked([group.forget for group in found]),
+        _stacked([group.retain for group in found]),
+        _stacked(lifts) if lifts else None,
+    )
+
+
+def _group_directions(pools: Pools, recipe: Recipe) -> Directions:
+    if recipe.basis == "private-mean":
+        basis, lift = bases.private_mean(
+            pools.within_factor(recipe.ridge), pools.class_shifts, pools.retain_class_shifts
+        )
+        return Directions(basis, basis[:, :0], lift)
+    return Directions(_forget_basis(pools, recipe), bases.pca(pools.retain_scatter, recipe.retain_rank))
+
+
+def _forget_basis(pools: Pools, recipe: Recipe) -> Tensor:
+    if recipe.basis == "lda":
+        return bases.lda(pools.joint_factor(recipe.ridge), pools.class_shifts)
+    if recipe.basis == "pca":
+        return bases.pca(pools.forget.scatter, recipe.rank)
+    if recipe.basis == "deflated-pca":
+        deflated = bases.pca(pools.retain_scatter, recipe.deflate)
+        return bases.deflated_pca(pools.forget.scatter, deflated, recipe.rank)
+    if recipe.basis == "contrastive":
+        forget_scatter = pools.forget.scatter_about(pools.retain_mean) / pools.forget.n
+        return bases.contrastive(forget_scatter, pools.retain_scatter / pools.retain_rows, recipe.rank, recipe.ridge)
+    scatters, shifts, retain_scatter = pools.clusters(recipe)
+    return bases.cav(scatters, retain_scatter, shifts, recipe.ridge)
+
+
+def _stacked(matrices: list[Tensor]) -> Tensor:
+    width = max(matrix.shape[-1] for matrix in matrices)
+    return torch.stack([torch.nn.functional.pad(matrix, (0, width - matrix.shape[-1])) for matrix in matrices])

@@ -1,0 +1,239 @@
+"""Edit: a low-rank change of some layers that is applied, reverted, saved and loaded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unmerge import ledger as ledgers
+from unmerge.batches import Forward, check_rereadable
+from unmerge.errors import EditError, FileError, listing
+from unmerge.files import read_tensors, write_json, write_tensors
+from unmerge.fingerprint import differences, fingerprint, state_of
+from unmerge.layers import from_matrix
+from unmerge.normalization import norm_inputs, norms_behind, recalibrate as recalibrate_norms
+from unmerge.recipe import Recipe
+
+KIND = "edit"
+REMOVED_BIAS = -1e4  # finite in float16, and below any logit
+
+
+@dataclass(frozen=True)
+class LayerEdit:
+    """W ← W − α B Qᵀ, and a constant that keeps a mean response where there is a tensor to take it."""
+
+    B: Tensor  # (out, k), or (groups, out/groups, k)
+    Q: Tensor  # (in, k), or (groups, in, k), with orthonormal columns
+    shift: Tensor | None = None  # added to the output, times alpha
+    shift_to: str | None = None  # the bias, or the running mean of the BatchNorm behind
+    transposed: bool = False  # the weight is stored as (in, out)
+
+    @property
+    def rank(self) -> int:
+        return self.B.shape[-1]
+
+
+@dataclass(frozen=True, eq=False)
+class Edit:
+    """A request's result: small, reversible, and bound to the weights it was fitted on."""
+
+    layers: dict[str, LayerEdit]
+    recipe: Recipe
+    alpha: float | None  # the recommended strength, where there is one
+    head: str | None = None
+    removed: tuple[int, ...] = ()  # rows of the head that are taken out
+    weights: dict[str, str] = field(default_factory=dict)  # checksums of the tensors it changes
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+    def apply(
+        self,
+        model: nn.Module,
+        alpha: float | None = None,
+        head_alpha: float | None = None,
+        recalibrate: Iterable[Any] | None = None,
+        *,
+        forward: Forward | None = None,
+        force: bool = False,
+    ) -> nn.Module:
+        """Change the model in place, all layers or none, and return it.
+
+        alpha: the strength; by default the recommendation. head_alpha: another one for the classifier.
+        recalibrate: batches (of retain data) to re-estimate the BatchNorms behind edited layers from.
+        force: apply to other weights than those the edit was fitted on.
+        """
+        alpha = self._strength(alpha)
+        head_alpha = alpha if head_alpha is None else self._strength(head_alpha)
+        if any(entry.edit is self for entry in ledgers.ledger_of(model).entries):
+            raise EditError("this model carries this edit already. Call edit.revert(model) first.")
+        self._check_fits(model, force)
+        entry = ledgers.Entry(self, alpha, head_alpha)
+        values = self.changes(state_of(model), alpha, head_alpha)
+        broken = [name for name, value in values.items() if not value.isfinite().all()]
+        if broken:
+            raise EditError(f"at alpha={alpha:g} the edit makes {listing(broken)} infinite in its type; lower alpha.")
+        before: dict[str, Tensor] = {}
+        if recalibrate is not None:
+            check_rereadable(recalibrate, "recalibrate", "finding the BatchNorms behind the edit")
+            first = next(iter(recalibrate))
+            before = norm_inputs(model, first, forward)
+        ledger = ledgers.remember(model, values)
+        ledger.entries.append(entry)
+        try:
+            ledgers.write(model, values)
+            if recalibrate is not None:
+                norms = norms_behind(before, norm_inputs(model, first, forward))
+                parts = ("running_mean", "running_var", "num_batches_tracked")
+                entry.recalibrated = tuple(f"{norm}.{part}" for norm in norms for part in parts)
+                ledgers.remember(model, entry.recalibrated)
+                if norms:
+                    recalibrate_norms(model, norms, recalibrate, forward)
+        except BaseException:
+            ledger.entries.remove(entry)
+            ledgers.rebuild(model, ledger)
+            raise
+        ledgers.seal(model, ledger)
+        return model
+
+    def revert(self, model: nn.Module, *, force: bool = False) -> nn.Module:
+        """Take the edit out again: the weights are bit-identical to before; other edits stay."""
+        ledgers.withdraw(model, self, force)
+        return model
+
+    @contextmanager
+    def applied(self, model: nn.Module, alpha: float | None = None, **options: Any) -> Iterator[nn.Module]:
+        """The model with the edit inside the block, and without it afterwards."""
+        self.apply(model, alpha, **options)
+        try:
+            yield model
+        finally:
+            self.revert(model, force=True)
+
+    def changes(self, state: Mapping[str, Tensor], alpha: float, head_alpha: float | None = None) -> dict[str, Tensor]:
+        """The tensors of a state dict that the edit changes, with their new values; computed wide, rounded once."""
+        changed: dict[str, Tensor] = {}
+
+        def present(name: str) -> Tensor:
+            return changed[name] if name in changed else state[name].detach()
+
+        for name, layer in self.layers.items():
+            strength = alpha if name != self.head or head_alpha is None else head_alpha
+            weight = present(f"{name}.weight")
+            wide = torch.promote_types(weight.dtype, torch.float32)
+            B, Q = layer.B.to(weight.device, wide), layer.Q.to(weight.device, wide)
+            delta = from_matrix(B @ Q.mT, weight, layer.transposed)
+            changed[f"{name}.weight"] = weight.to(wide).sub(delta, alpha=strength).to(weight.dtype)
+            if layer.shift is not None and layer.shift_to is not None:
+                target = present(layer.shift_to)
+                # A BatchNorm subtracts its running mean.
+                sign = -1 if layer.shift_to.endswith(".running_mean") else 1
+                shift = layer.shift.to(target.device, wide)
+                changed[layer.shift_to] = target.to(wide).add(shift, alpha=sign * strength).to(target.dtype)
+        if self.removed and self.head is not None:
+            rows = list(self.removed)
+            weight, bias = (present(f"{self.head}.{part}").clone() for part in ("weight", "bias"))
+            if self.layers[self.head].transposed:
+                weight[:, rows] = 0
+            else:
+                weight[rows] = 0
+            bias[rows] = REMOVED_BIAS
+            changed |= {f"{self.head}.weight": weight, f"{self.head}.bias": bias}
+        return changed
+
+    def save(self, directory: str | Path) -> None:
+        """Write `edit.safetensors`, which holds everything, and `edit.json`, its readable part."""
+        directory = Path(directory)
+        tensors: dict[str, Tensor] = {}
+        for name, layer in self.layers.items():
+            parts = {"B": layer.B, "Q": layer.Q, "shift": layer.shift}
+            tensors.update({f"{name}:{part}": value for part, value in parts.items() if value is not None})
+        header = self.to_dict()
+        write_tensors(directory / "edit.safetensors", tensors, KIND, header)
+        write_json(directory / "edit.json", header)
+
+    @classmethod
+    def load(cls, directory: str | Path, device: torch.device | str = "cpu") -> Edit:
+        """Read what `save` wrote; nothing in it is executed."""
+        directory = Path(directory)
+        if not (directory / "edit.safetensors").is_file():
+            raise FileError(f"{directory} holds no edit: there is no edit.safetensors in it.")
+        tensors, header = read_tensors(directory / "edit.safetensors", KIND, device)
+        try:
+            layers = {
+                name: LayerEdit(
+                    tensors[f"{name}:B"],
+                    tensors[f"{name}:Q"],
+                    tensors.get(f"{name}:shift"),
+                    entry["shift_to"],
+                    entry["transposed"],
+                )
+                for name, entry in header["layers"].items()
+            }
+            values = {name: header[name] for name in ("alpha", "head", "weights", "provenance")}
+            return cls(layers, Recipe.from_dict(header["recipe"]), removed=tuple(header["removed"]), **values)
+        except (KeyError, TypeError) as error:
+            raise FileError(f"{directory} was written by another version of unmerge: {error!r}.") from error
+
+    def to_dict(self) -> dict[str, Any]:
+        """All but the tensors, as plain values."""
+        return {
+            "recipe": self.recipe.to_dict(),
+            "alpha": self.alpha,
+            "head": self.head,
+            "removed": list(self.removed),
+            "layers": {
+                name: {"rank": layer.rank, "shift_to": layer.shift_to, "transposed": layer.transposed}
+                for name, layer in self.layers.items()
+            },
+            "weights": self.weights,
+            "provenance": self.provenance,
+        }
+
+    def __repr__(self) -> str:
+        size = sum(layer.B.numel() + layer.Q.numel() for layer in self.layers.values())
+        return (
+            f"Edit({self.recipe.basis}, {len(self.layers)} layers, {size:,} numbers, alpha={self.alpha}"
+            + (f", removes classes {list(self.removed)}" if self.removed else "")
+            + ")"
+        )
+
+    def _strength(self, alpha: float | None) -> float:
+        alpha = self.alpha if alpha is None else alpha
+        if alpha is None:
+            raise EditError("this edit recommends no strength. Pass alpha=..., for example 1.0.")
+        if isinstance(alpha, bool) or not isinstance(alpha, Real) or not math.isfinite(alpha) or alpha < 0:
+            raise EditError(f"alpha={alpha!r} is not a finite number from 0 upwards.")
+        return float(alpha)
+
+    def _check_fits(self, model: nn.Module, force: bool) -> None:
+        state = state_of(model)
+        missing = [name for name in self.weights if name not in state]
+        if missing:
+            raise EditError(f"the model has no {listing(missing)}, which this edit changes; it belongs to another.")
+        mine = {name: state[name] for name in self.weights}
+        shapes = [
+            f"{name}.weight"
+            for name, layer in self.layers.items()
+            if layer.B.shape[:-1].numel() * layer.Q.shape[-2] != state[f"{name}.weight"].numel()
+        ]
+        if shapes:
+            raise EditError(f"{listing(shapes)} have other shapes in this model than in the one that was fitted.")
+        if force:
+            return
+        # Fitted on the weights as they are, or on those from before the edits that the model carries.
+        ledger = ledgers.ledger_of(model)
+        original = {name: ledger.before.get(name, tensor) for name, tensor in mine.items()}
+        changed = differences(fingerprint(mine), self.weights)
+        if changed and differences(fingerprint(original), self.weights):
+            layers = dict.fromkeys(name.rpartition(".")[0] for name in changed)
+            raise EditError(
+                f"this edit was fitted on other weights of {listing(layers)}. Apply it to the checkpoint it was fitted "
+                "on, or pass force=True."
+            )

@@ -1,0 +1,112 @@
+"""Which edits a model carries, and its weights from before: what makes revert bit-identical."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from unmerge.errors import EditError, UnmergeWarning, listing
+from unmerge.fingerprint import differences, fingerprint, state_of
+
+if TYPE_CHECKING:
+    from unmerge.edit import Edit
+
+
+@dataclass
+class Entry:
+    """One edit as it was applied."""
+
+    edit: Edit
+    alpha: float
+    head_alpha: float
+    recalibrated: tuple[str, ...] = ()  # buffers that recalibration replaced
+
+
+@dataclass
+class Ledger:
+    """The edits of one model in order, the tensors from before, and checksums of what was written."""
+
+    entries: list[Entry] = field(default_factory=list)
+    before: dict[str, Tensor] = field(default_factory=dict)
+    written: dict[str, str] = field(default_factory=dict)
+
+
+_ledgers: WeakKeyDictionary[nn.Module, Ledger] = WeakKeyDictionary()
+
+
+def ledger_of(model: nn.Module) -> Ledger:
+    return _ledgers.get(model, Ledger())
+
+
+def remember(model: nn.Module, names: Iterable[str]) -> Ledger:
+    """Keep the present value of tensors that are about to change."""
+    ledger = _ledgers.setdefault(model, Ledger())
+    state = state_of(model)
+    for name in names:
+        if name not in ledger.before:
+            ledger.before[name] = state[name].detach().clone()
+    return ledger
+
+
+def seal(model: nn.Module, ledger: Ledger) -> None:
+    """Note what the tensors hold now, so that a later change by others is seen."""
+    state = state_of(model)
+    ledger.written = fingerprint({name: state[name] for name in ledger.before})
+
+
+def withdraw(model: nn.Module, edit: Edit, force: bool) -> None:
+    """Take one edit out: restore the tensors from before and apply the other edits to them again."""
+    ledger = ledger_of(model)
+    entry = next((entry for entry in ledger.entries if entry.edit is edit), None)
+    if entry is None:
+        raise EditError(
+            "this model does not carry this edit, so there is nothing to revert. A copy of a model, or one that was "
+            "loaded from disk, does not know which edits were applied to it."
+        )
+    state = state_of(model)
+    now = fingerprint({name: state[name] for name in ledger.before if name in state})
+    changed = differences(now, ledger.written)
+    if changed and not force:
+        raise EditError(
+            f"{listing(changed)} changed after the edit was applied; reverting would discard that. "
+            "Pass force=True to restore the weights from before the edit."
+        )
+    ledger.entries.remove(entry)
+    if any(other.recalibrated for other in ledger.entries):
+        warnings.warn(
+            "the BatchNorm statistics of the edits that stay were estimated with this one in place and are now those "
+            "from before; apply them again with recalibrate=...",
+            UnmergeWarning,
+            stacklevel=3,
+        )
+    rebuild(model, ledger)
+
+
+def rebuild(model: nn.Module, ledger: Ledger) -> None:
+    """Write the tensors from before with the remaining edits, and forget those that none of them touches."""
+    values = dict(ledger.before)
+    touched: set[str] = set()
+    for entry in ledger.entries:
+        changes = entry.edit.changes(values, entry.alpha, entry.head_alpha)
+        values.update(changes)
+        touched.update(changes)
+    write(model, values)
+    ledger.before = {name: value for name, value in ledger.before.items() if name in touched}
+    if ledger.entries:
+        seal(model, ledger)
+    else:
+        _ledgers.pop(model, None)
+
+
+def write(model: nn.Module, values: dict[str, Tensor]) -> None:
+    """Copy values into the model's tensors."""
+    state = state_of(model)
+    with torch.no_grad():
+        for name, value in values.items():
+            state[name].copy_(value)

@@ -1,0 +1,160 @@
+"""What is known of one layer's inputs in a request, in the form in which the bases ask for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from unmerge.accumulation import LayerStatistics
+from unmerge.bases import ridged_factor
+from unmerge.errors import DataError
+from unmerge.kmeans import kmeans
+from unmerge.moments import Moments
+from unmerge.recipe import Recipe
+from unmerge.statistics import Statistics
+
+if TYPE_CHECKING:
+    from unmerge.request import Request
+
+
+class Pools:
+    """The moments of one layer, or of one group of it, as the bases ask for them."""
+
+    def __init__(self, request: Request, layer: str, group: int | None) -> None:
+        self._request, self._layer, self._group = request, layer, group
+
+    @cached_property
+    def retain_mean(self) -> Tensor:
+        """m_R, exact in every kind of request."""
+        if self._request.retain is not None:
+            return self._moments(self._request.retain[self._layer].moments).mean
+        rows, means = self._class_means(self._request.whole, forgotten=False)
+        return (rows.unsqueeze(1) * means).sum(0) / rows.sum()
+
+    @cached_property
+    def retain_scatter(self) -> Tensor:
+        """S_R; from classes alone it also holds what the forgotten classes scatter about their means."""
+        if self._request.retain is not None:
+            return self._moments(self._request.retain[self._layer].moments).scatter
+        rows, means = self._class_means(self._request.whole, forgotten=True)
+        shifts = (means - self.retain_mean) * rows.sqrt().unsqueeze(1)
+        scatter = self._joint.scatter_about(self.retain_mean)
+        return scatter - (shifts.mT @ shifts).to(scatter.dtype)
+
+    @property
+    def retain_rows(self) -> float:
+        """How many rows `retain_scatter` sums over."""
+        source = self._request.retain or self._request.whole
+        assert source is not None
+        return source[self._layer].moments.n
+
+    @property
+    def forget(self) -> Moments:
+        if self._request.forget is None:
+            raise DataError(
+                "a request made of classes= alone knows only the means of what is forgotten. "
+                "Pass the forget data, or use basis='lda' or 'private-mean'."
+            )
+        return self._moments(self._request.forget[self._layer].moments)
+
+    @cached_property
+    def class_shifts(self) -> Tensor:
+        """m_c − m_R, one row a forgotten class; without labels the whole forget set is one."""
+        source = self._request.forget or self._request.whole
+        assert source is not None
+        if not source.classes:
+            return (self.forget.mean - self.retain_mean).unsqueeze(0)
+        return self._class_means(source, forgotten=True)[1] - self.retain_mean
+
+    @cached_property
+    def retain_class_shifts(self) -> Tensor:
+        """m_r − m_R, one row a retained class."""
+        source = self._request.retain or self._request.whole
+        assert source is not None
+        if not source.classes:
+            raise DataError(
+                "basis='private-mean' needs a class label with every retain sample, but there are none. "
+                "Give batches as (inputs, labels), or use basis='lda'."
+            )
+        return self._class_means(source, forgotten=False)[1] - self.retain_mean
+
+    def joint_factor(self, ridge: float) -> Tensor:
+        """The factor of Cov_S with its ridge."""
+        return self._factor("joint", ridge, lambda: self._joint.covariance)
+
+    def within_factor(self, ridge: float) -> Tensor:
+        """The factor of the covariance of S within its classes, with its ridge."""
+
+        def within() -> Tensor:
+            covariance = self._joint.covariance.double()
+            for source in (self._request.forget, self._request.retain, self._request.whole):
+                if source is not None:
+                    layer = source[self._layer]
+                    rows, means = layer.class_rows, self._grouped(layer.class_sums) / layer.class_rows.unsqueeze(1)
+                    shifts = (means - self._joint.mean) * (rows / self._joint.n).sqrt().unsqueeze(1)
+                    covariance -= shifts.mT @ shifts
+            return covariance
+
+        return self._factor("within", ridge, within)
+
+    def clusters(self, recipe: Recipe) -> tuple[list[Tensor], Tensor, Tensor]:
+        """For CAV: each cluster's scatter about the pool's centre c, the rows n_j (m_j − c), and the retain scatter."""
+        request = self._request
+        layer = (request.probe_forget or request.forget)[self._layer]
+        retain = self._moments((request.probe_retain or request.retain)[self._layer].moments)
+        if recipe.basis == "cav-class":
+            parts = [self._moments(part) for part in layer.class_moments.values()]
+        else:
+            parts = self._kmeans(layer, recipe)
+        pool = self._moments(layer.moments)
+        centre = retain.mean if recipe.centering == "retain" else pool.mean
+        # A class whose mean is the centre has no direction; rounding would make one up.
+        spread = (pool.scatter.diagonal().sum() / pool.n).sqrt()
+        parts = [part for part in parts if (part.mean - centre).norm() > 1e-6 * spread]
+        shifts = [part.n * (part.mean - centre) for part in parts]
+        stacked = torch.stack(shifts) if shifts else retain.mean.new_zeros(0, len(retain.mean))
+        return [part.scatter_about(centre) for part in parts], stacked, retain.scatter
+
+    def _kmeans(self, layer: LayerStatistics, recipe: Recipe) -> list[Moments]:
+        """Clusters of the kept rows, their counts and scatters scaled to stand for all rows."""
+        assert layer.sample is not None
+        rows = self._grouped(layer.sample, dim=0).double()
+        assigned = kmeans(rows, recipe.rank, recipe.seed)
+        parts = [Moments.of(rows[assigned == cluster]) for cluster in assigned.unique().tolist()]
+        scale = layer.moments.n / len(rows)
+        return [Moments.build(part.n * scale, part.mean, 0 * part.total, part.scatter * scale) for part in parts]
+
+    @cached_property
+    def _joint(self) -> Moments:
+        request = self._request
+        if request.whole is not None:
+            return self._moments(request.whole[self._layer].moments)
+        return self.forget + self._moments(request.retain[self._layer].moments)
+
+    def _factor(self, name: str, ridge: float, matrix: Callable[[], Tensor]) -> Tensor:
+        # Statistics of everything serve many requests, so their factors are kept with them.
+        cache = self._request.whole.factors if self._request.whole is not None else {}
+        key = (self._layer, self._group, name, ridge)
+        if key not in cache:
+            cache[key] = ridged_factor(matrix(), ridge)
+        return cache[key]
+
+    def _class_means(self, source: Statistics, forgotten: bool) -> tuple[Tensor, Tensor]:
+        """Rows and mean of each class on one side of the request."""
+        layer = source[self._layer]
+        if source is self._request.whole:
+            places = [i for i, label in enumerate(source.classes) if (label in self._request.classes) == forgotten]
+        else:
+            places = list(range(len(source.classes)))
+        rows = layer.class_rows[places]
+        return rows, self._grouped(layer.class_sums[places]) / rows.unsqueeze(1)
+
+    def _moments(self, moments: Moments) -> Moments:
+        return moments if self._group is None else moments.group(self._group)
+
+    def _grouped(self, tensor: Tensor, dim: int = 1) -> Tensor:
+        return tensor if self._group is None else tensor.select(dim, self._group)

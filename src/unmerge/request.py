@@ -1,0 +1,167 @@
+"""A request: the statistics of what is forgotten and of what is kept, or of everything and some classes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unmerge.batches import Forward, Mask, check_rereadable
+from unmerge.collection import collect
+from unmerge.errors import DataError, LayerError, StatisticsError, listing
+from unmerge.layers import candidates, head_of, select
+from unmerge.pools import Pools
+from unmerge.recipe import Recipe
+from unmerge.statistics import Statistics
+
+Source = Iterable[Any] | Statistics
+
+KMEANS_ROWS = 8192  # that clustering sees of a layer when the recipe sets no max_points
+
+
+@dataclass(frozen=True)
+class Request:
+    """What one edit is made from; after it, no stage sees a sample."""
+
+    forget: Statistics | None
+    retain: Statistics | None
+    whole: Statistics | None = None  # of everything, in place of the two above
+    classes: tuple[int, ...] = ()  # the forgotten labels, when no retained sample has one of them
+    probe_forget: Statistics | None = None  # the rows that CAV probes see when their number is limited
+    probe_retain: Statistics | None = None
+
+    @property
+    def statistics(self) -> Statistics:
+        """Those that say which layers there are and where their constants go."""
+        found = self.whole or self.retain
+        assert found is not None
+        return found
+
+    def layers(self, model: nn.Module, recipe: Recipe) -> list[str]:
+        """The layers to edit: what the recipe selects of those that were collected."""
+        collected = self.statistics.layers
+        if recipe.layers is None and recipe.skip_layers == "auto" and len(collected) < len(candidates(model)):
+            names = list(collected)  # a choice was made when collecting
+        else:
+            names = select(model, recipe.layers, recipe.skip_layers).names
+            missing = [name for name in names if name not in collected]
+            if missing and recipe.layers is not None:
+                raise StatisticsError(f"the statistics lack {listing(missing)}; collect with layers=recipe.layers.")
+            names = [name for name in names if name in collected]
+        if recipe.head == "keep":
+            names = [name for name in names if name != self.head(model)]
+        if not names:
+            raise LayerError("the recipe selects none of the layers that were collected.")
+        return names
+
+    def head(self, model: nn.Module) -> str:
+        return self.statistics.head or head_of(model)
+
+    def pools(self, layer: str) -> list[Pools]:
+        """What is known of a layer's inputs, one entry a group."""
+        mean = self.statistics[layer].moments.mean
+        groups: list[int | None] = [None] if mean.dim() == 1 else list(range(len(mean)))
+        return [Pools(self, layer, group) for group in groups]
+
+    def retain_mean(self, layer: str) -> Tensor:
+        """m_R as (in,), or (groups, in)."""
+        means = [pools.retain_mean for pools in self.pools(layer)]
+        return torch.stack(means) if self.statistics[layer].moments.mean.dim() == 2 else means[0]
+
+    def sources(self, layer: str) -> tuple[int, ...]:
+        """Equal for layers that share their input, whose bases are then the same."""
+        return tuple(id(part[layer]) for part in (self.forget, self.retain, self.whole) if part is not None)
+
+
+def request_of(
+    model: nn.Module,
+    forget: Source | None,
+    retain: Source | None,
+    recipe: Recipe,
+    classes: Sequence[int] | None,
+    statistics: Statistics | None,
+    mask: Mask,
+    forward: Forward | None,
+) -> Request:
+    """The request that `fit`'s arguments make, its data read where they are data."""
+    if classes is not None or statistics is not None:
+        if classes is None or statistics is None or forget is not None or retain is not None:
+            raise DataError("classes= and statistics= go together, and in place of forget and retain.")
+        statistics.check_model(model)
+        return _of_classes(statistics, classes)
+    if forget is None or retain is None:
+        raise DataError("fit needs forget and retain, or classes= and statistics=.")
+
+    options: dict[str, Any] = {"mask": mask, "forward": forward, "seed": recipe.seed}
+    limited = recipe.max_points is not None and recipe.basis in ("cav-class", "cav-kmeans")
+    if limited and not isinstance(retain, Statistics):
+        check_rereadable(retain, "retain", "max_points")
+    if limited and not isinstance(forget, Statistics):
+        check_rereadable(forget, "forget", "max_points")
+    if limited and (isinstance(forget, Statistics) or isinstance(retain, Statistics)):
+        raise DataError(
+            "max_points limits the rows that are read, so it needs the data, not Statistics. Pass the data, or "
+            "recipe.but(max_points=None) to use every row."
+        )
+    forget_data, retain_data = forget, retain
+    if not isinstance(forget, Statistics):
+        like = retain if isinstance(retain, Statistics) else None
+        choice: Any = {"layers": like.layers} if like else {"layers": recipe.layers, "skip_layers": recipe.skip_layers}
+        forget = collect(model, forget, **choice, **_needs(recipe), **options, what="forget")
+    else:
+        forget.check_model(model)
+    if not isinstance(retain, Statistics):
+        retain = collect(model, retain, forget.layers, **options, what="retain")
+    else:
+        retain.check_model(model)
+    request = _of_pools(forget, retain, recipe)
+    if not limited:
+        return request
+    options |= {"layers": forget.layers, "max_points": recipe.max_points}
+    return replace(
+        request,
+        probe_forget=collect(model, forget_data, **_needs(recipe), **options, what="forget probes"),
+        probe_retain=collect(model, retain_data, **options, what="retain probes"),
+    )
+
+
+def _of_pools(forget: Statistics, retain: Statistics, recipe: Recipe) -> Request:
+    forget.check_alike(retain, "pair")
+    needed = _needs(recipe)
+    if recipe.basis == "cav-class" and not forget.classes:
+        raise DataError(
+            "basis='cav-class' needs a class label with every forget sample, but there are none. Give batches as "
+            "(inputs, labels), or use basis='cav-kmeans'."
+        )
+    layers = forget.layers.values()
+    if "per_class" in needed and not all(layer.class_moments for layer in layers):
+        raise DataError("basis='cav-class' needs the full moments of each class: collect(..., per_class='full').")
+    if "sample" in needed and not all(layer.sample is not None for layer in layers):
+        raise DataError("basis='cav-kmeans' clusters a sample of rows: collect(..., sample=8192).")
+    labelled = bool(forget.classes) and bool(retain.classes)
+    is_class_request = labelled and not set(forget.classes) & set(retain.classes)
+    return Request(forget, retain, classes=forget.classes if is_class_request else ())
+
+
+def _of_classes(whole: Statistics, classes: Sequence[int]) -> Request:
+    if not whole.classes:
+        raise StatisticsError("these statistics were collected without labels, so they have no classes to forget.")
+    wanted = tuple(sorted({int(label) for label in classes}))
+    unknown = [label for label in wanted if label not in whole.classes]
+    if unknown or not wanted:
+        raise StatisticsError(f"classes={list(classes)}: expected some of the labels {list(whole.classes)}.")
+    if len(wanted) == len(whole.classes):
+        raise StatisticsError("classes= names every class, so nothing is left to retain.")
+    return Request(None, None, whole, wanted)
+
+
+def _needs(recipe: Recipe) -> dict[str, Any]:
+    """What collecting the forget set must keep beyond moments."""
+    if recipe.basis == "cav-class":
+        return {"per_class": "full"}
+    if recipe.basis == "cav-kmeans":
+        return {"sample": recipe.max_points or KMEANS_ROWS}
+    return {}
