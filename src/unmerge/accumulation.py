@@ -23,13 +23,17 @@ class BatchFacts:
     mask: Tensor | None  # (samples, positions): which count
 
 
+def _nothing() -> Tensor:
+    return torch.zeros(0, dtype=torch.float64)
+
+
 @dataclass
 class LayerStatistics:
     """All that one layer's inputs leave behind."""
 
     moments: Moments
-    class_rows: Tensor | None = None  # rows of each class
-    class_sums: Tensor | None = None  # Σx of each class, (classes, ..., features), float64
+    class_rows: Tensor = field(default_factory=_nothing)  # of each class, empty without labels
+    class_sums: Tensor = field(default_factory=_nothing)  # Σx of each class, (classes, ..., features), float64
     class_moments: dict[int, Moments] = field(default_factory=dict)  # by place of the class
     sample: Tensor | None = None  # some rows, drawn at random
 
@@ -44,8 +48,7 @@ class Accumulator:
         self._labelled, self._full, self._max_points = labelled, full, max_points
         self._parts: dict[int, Moments | shifts.ShiftedMoments] = {}  # one a class when full, else one
         self._rows = 0
-        self._class_sums: Tensor | None = None
-        self._class_rows = torch.zeros(0, dtype=torch.float64)
+        self._class_sums, self._class_rows = _nothing(), _nothing()
         self._reservoir = Reservoir(sample, seed) if sample else None
         self._by_shift: bool | None = None
 
@@ -97,7 +100,6 @@ class Accumulator:
             if codes is not None and not self._full:
                 places = inputs.shape[-2] * inputs.shape[-1]
                 self._add_class_sums(sums, torch.full((len(inputs),), places), codes)
-        self._rows = sum(part.n for part in self._parts.values())
 
     def _add_rows(self, inputs: Tensor, facts: BatchFacts) -> None:
         for part, rows in chunks(self._module, inputs):
@@ -159,14 +161,13 @@ class Accumulator:
 
     def _add_class_sums(self, sums: Tensor, counts: Tensor, codes: Tensor) -> None:
         needed = int(codes.max()) + 1
-        known = 0 if self._class_sums is None else len(self._class_sums)
+        known = len(self._class_sums)
         if needed > known:
             grown = torch.zeros(needed, *sums.shape[1:], dtype=torch.float64, device=sums.device)
             rows = torch.zeros(needed, dtype=torch.float64, device=sums.device)
-            if self._class_sums is not None:
+            if known:
                 grown[:known], rows[:known] = self._class_sums, self._class_rows
             self._class_sums, self._class_rows = grown, rows
-        assert self._class_sums is not None
         self._class_sums.index_add_(0, codes, sums.double())
         self._class_rows.index_add_(0, codes, counts.to(sums.device, torch.float64))
 

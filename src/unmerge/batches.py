@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from typing import Any
 
 import torch
@@ -116,7 +116,7 @@ def on_device(model: nn.Module, batch: Any) -> Any:
 def batches(model: nn.Module, data: Iterable[Any], what: str) -> Iterator[Any]:
     """The batches of `data` on the model's device, with a progress bar on a terminal."""
     check_iterable(data, what)
-    total = len(data) if hasattr(data, "__len__") else None
+    total = len(data) if isinstance(data, Sized) else None
     count = 0
     for batch in tqdm(data, desc=what, total=total, unit="batch", disable=None, leave=False):
         yield on_device(model, batch)

@@ -121,7 +121,7 @@ class Recorder:
         """The statistics of all that was read."""
         self._check_finite()
         uncalled = [name for name in self._names if name not in self._order]
-        self._left_out |= {name: "was never called, so it has no inputs to learn from" for name in uncalled}
+        self._left_out |= dict.fromkeys(uncalled, "was never called, so it has no inputs to learn from")
         names = [name for name in self._names if name in self._order]
         if self._left_out:
             reasons = "; ".join(f"{name!r} {reason}" for name, reason in self._left_out.items())
@@ -203,12 +203,14 @@ class Recorder:
         finite = torch.stack([self._accumulators[name].is_finite().cpu() for name in leaders])
         if not finite.all():
             name = leaders[int((~finite).nonzero()[0])]
-            raise DataError(f"layer {name!r} received NaN or infinite inputs. Look at the data, or at the layer before.")
+            raise DataError(
+                f"layer {name!r} received NaN or infinite inputs. Look at the data, or at the layer before."
+            )
 
 
 def _ascending(layer: LayerStatistics, order: list[int]) -> LayerStatistics:
     """Class tensors by ascending label instead of by first appearance."""
-    if layer.class_rows is None or layer.class_sums is None:
+    if not len(layer.class_rows):
         return layer
     rows = layer.class_rows.new_zeros(len(order))
     sums = layer.class_sums.new_zeros(len(order), *layer.class_sums.shape[1:])

@@ -19,7 +19,8 @@ from unmerge.errors import EditError, FileError, listing
 from unmerge.files import read_tensors, write_json, write_tensors
 from unmerge.fingerprint import differences, fingerprint, state_of
 from unmerge.layers import from_matrix
-from unmerge.normalization import norm_inputs, norms_behind, recalibrate as recalibrate_norms
+from unmerge.normalization import norm_inputs, norms_behind
+from unmerge.normalization import recalibrate as recalibrate_norms
 from unmerge.recipe import Recipe
 
 KIND = "edit"

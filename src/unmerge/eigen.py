@@ -21,11 +21,9 @@ def top_eigenpairs(matrix: Tensor | Product, rank: int, like: Tensor | None = No
 
     The matrix may be given as a product with (d, k) blocks; `like` is then a (d, d) tensor of its device and type.
     """
-    if isinstance(matrix, Tensor):
-        like, multiply = matrix, matrix.__matmul__
-    else:
-        assert like is not None
-        multiply = matrix
+    multiply: Product = matrix.__matmul__ if isinstance(matrix, Tensor) else matrix
+    like = matrix if isinstance(matrix, Tensor) else like
+    assert like is not None
     size = like.shape[-1]
     rank = min(rank, size)
     if rank == 0:

@@ -88,7 +88,9 @@ def refusal(model: nn.Module, name: str) -> str | None:
         return "has a parametrized weight (weight or spectral norm, LoRA), which is recomputed at every call"
     weight = module.weight
     if not isinstance(weight, Tensor) or not weight.is_floating_point() or weight.dim() != _dimensions(module):
-        found = f"{weight.dtype} of shape {tuple(weight.shape)}" if isinstance(weight, Tensor) else type(weight).__name__
+        found = (
+            f"{weight.dtype} of shape {tuple(weight.shape)}" if isinstance(weight, Tensor) else type(weight).__name__
+        )
         return f"has a quantised or packed weight ({found})"
     others = [other for other in _owners(model)[id(weight)] if other != name]
     if others:
@@ -98,7 +100,7 @@ def refusal(model: nn.Module, name: str) -> str | None:
 
 def weight_matrix(module: nn.Module, weight: Tensor | None = None) -> Tensor:
     """A weight of the module as (out, in), or as (groups, out/groups, in) for a grouped convolution."""
-    weight = module.weight if weight is None else weight
+    weight = module.get_parameter("weight") if weight is None else weight
     if is_transposed(module):
         return weight.mT
     if isinstance(module, nn.Conv2d):

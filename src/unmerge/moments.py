@@ -20,10 +20,10 @@ class Moments:
     """
 
     def __init__(self) -> None:
-        self.n = 0
-        self._pivot: Tensor | None = None  # about which the sums below are taken
-        self._total: Tensor | None = None  # Σ(x − pivot), float64
-        self._gram: Tensor | None = None  # Σ(x − pivot)(x − pivot)ᵀ, upper blocks only
+        self.n: float = 0  # whole, but for a sample that stands for more rows
+        self._pivot = torch.zeros(0)  # about which the sums below are taken
+        self._total = torch.zeros(0)  # Σ(x − pivot), float64
+        self._gram = torch.zeros(0)  # Σ(x − pivot)(x − pivot)ᵀ, upper blocks only
         self._symmetric = True
 
     @classmethod
@@ -34,7 +34,7 @@ class Moments:
         return moments
 
     @classmethod
-    def build(cls, n: int, pivot: Tensor, total: Tensor, gram: Tensor) -> Moments:
+    def build(cls, n: float, pivot: Tensor, total: Tensor, gram: Tensor) -> Moments:
         """Moments from sums about a pivot, the gram in full."""
         moments = cls()
         moments.n, moments._pivot, moments._total, moments._gram = n, pivot.double(), total.double(), gram
@@ -46,7 +46,7 @@ class Moments:
         if count == 0:
             return self
         wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
-        if self._pivot is None:
+        if self.n == 0:
             # A pivot first: with |mean| >> std the raw sums cancel to noise. In the rows' own type, so that
             # nearby values subtract without error.
             pivot = rows.mean(-2, dtype=wide).to(rows.dtype)
@@ -58,7 +58,6 @@ class Moments:
             raise StatisticsError(
                 f"rows of shape {tuple(rows.shape)} do not fit moments of {tuple(self._pivot.shape)} features."
             )
-        assert self._total is not None and self._gram is not None
         shifted = rows - self._pivot.to(rows.dtype).unsqueeze(-2)
         self._total += shifted.sum(-2, dtype=torch.float64)
         add_gram_(self._gram, shifted)
@@ -146,7 +145,7 @@ class Moments:
         return Moments.build(self.n, self.pivot[index], self.total[index], self.gram[index])
 
     def __repr__(self) -> str:
-        shape = "empty" if self._pivot is None else f"features={tuple(self._pivot.shape)}"
+        shape = "empty" if self.n == 0 else f"features={tuple(self._pivot.shape)}"
         return f"Moments(n={self.n}, {shape})"
 
     def _about(self, pivot: Tensor) -> tuple[Tensor, Tensor]:

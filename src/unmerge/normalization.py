@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -94,7 +94,7 @@ def norms_behind(before: dict[str, Tensor], after: dict[str, Tensor]) -> list[st
     return [name for name in after if name in before and not torch.equal(before[name], after[name])]
 
 
-def recalibrate(model: nn.Module, norms: Iterable[str], data: Iterable[Any], forward: Forward | None) -> int:
+def recalibrate(model: nn.Module, norms: Sequence[str], data: Iterable[Any], forward: Forward | None) -> int:
     """Re-estimate the running statistics of some BatchNorms by a cumulative average; returns the samples read."""
     chosen = [batch_norms(model)[name] for name in norms]
     momenta = [norm.momentum for norm in chosen]
@@ -113,9 +113,9 @@ def recalibrate(model: nn.Module, norms: Iterable[str], data: Iterable[Any], for
         finally:
             for norm, momentum in zip(chosen, momenta, strict=True):
                 norm.momentum = momentum
-    broken = [name for name in norms if not batch_norms(model)[name].running_var.isfinite().all()]
-    if broken:
-        raise DataError(f"recalibration left {broken[0]!r} without finite statistics; look at the batches.")
+    for name in norms:
+        if not model.get_buffer(f"{name}.running_var").isfinite().all():
+            raise DataError(f"recalibration left {name!r} without finite statistics; look at the batches.")
     return samples
 
 

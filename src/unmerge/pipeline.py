@@ -8,6 +8,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -71,7 +72,9 @@ def fit(
                     coefficients = _solve(task_vector @ basis.forget, overlap, recipe)
                 layers[name] = _layer_edit(model, name, coefficients, basis, task_vectors, request, recipe)
     if not layers:
-        raise LayerError("no layer can be edited: the retain class means span the whole input of each. Use basis='lda'.")
+        raise LayerError(
+            "no layer can be edited: the retain class means span the whole input of each. Use basis='lda'."
+        )
     return _edit(model, layers, names, request, recipe, clock)
 
 
@@ -125,7 +128,7 @@ def _layer_edit(
         shrink = -recipe.gamma / (1 + recipe.gamma)
         shift += shrink * task_vectors[f"{name}.bias"].double()
         shift_to = f"{name}.bias"
-    kept = torch.promote_types(module.weight.dtype, torch.float32)
+    kept = torch.promote_types(task_vectors[f"{name}.weight"].dtype, torch.float32)
     has_shift = shift_to is not None and bool(shift.any())
     return LayerEdit(
         B=coefficients.to(kept),
@@ -177,11 +180,16 @@ def _removed_rows(model: nn.Module, request: Request, names: list[str], recipe: 
 
 
 def _edit(
-    model: nn.Module, layers: dict[str, LayerEdit], names: list[str], request: Request, recipe: Recipe, clock: Clock
+    model: nn.Module,
+    layers: dict[str, LayerEdit],
+    names: list[str],
+    request: Request,
+    recipe: Recipe,
+    clock: Clock,
 ) -> Edit:
     """The edit with its provenance: what it was made from, and what was left out, reduced or approximated."""
     removed, why_not_removed = _removed_rows(model, request, list(layers), recipe)
-    notes = {
+    notes: dict[str, Any] = {
         "left_out": dict(request.statistics.left_out),
         "spanned_by_retain": [name for name in names if name not in layers],
         "mean_left_free": [
@@ -197,7 +205,9 @@ def _edit(
         notes["rank_reduced"] = reduced
         shown = listing(f"{name} to {rank}" for name, rank in reduced.items())
         warnings.warn(
-            f"rank={recipe.rank} is more than the data supports and was reduced: {shown}.", UnmergeWarning, stacklevel=3
+            f"rank={recipe.rank} is more than the data supports and was reduced: {shown}.",
+            UnmergeWarning,
+            stacklevel=3,
         )
     head = request.head(model)
     if callable(recipe.layers):

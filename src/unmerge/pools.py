@@ -27,12 +27,22 @@ class Pools:
     def __init__(self, request: Request, layer: str, group: int | None) -> None:
         self._request, self._layer, self._group = request, layer, group
 
+    @property
+    def _lost(self) -> Statistics:
+        """Where the forgotten classes stand: the forget statistics, or those of everything."""
+        return self._request.forget or self._request.statistics
+
+    @property
+    def _kept(self) -> Statistics:
+        """Where the retained classes stand: the retain statistics, or those of everything."""
+        return self._request.statistics
+
     @cached_property
     def retain_mean(self) -> Tensor:
         """m_R, exact in every kind of request."""
         if self._request.retain is not None:
             return self._moments(self._request.retain[self._layer].moments).mean
-        rows, means = self._class_means(self._request.whole, forgotten=False)
+        rows, means = self._class_means(self._kept, forgotten=False)
         return (rows.unsqueeze(1) * means).sum(0) / rows.sum()
 
     @cached_property
@@ -40,7 +50,7 @@ class Pools:
         """S_R; from classes alone it also holds what the forgotten classes scatter about their means."""
         if self._request.retain is not None:
             return self._moments(self._request.retain[self._layer].moments).scatter
-        rows, means = self._class_means(self._request.whole, forgotten=True)
+        rows, means = self._class_means(self._lost, forgotten=True)
         shifts = (means - self.retain_mean) * rows.sqrt().unsqueeze(1)
         scatter = self._joint.scatter_about(self.retain_mean)
         return scatter - (shifts.mT @ shifts).to(scatter.dtype)
@@ -48,9 +58,7 @@ class Pools:
     @property
     def retain_rows(self) -> float:
         """How many rows `retain_scatter` sums over."""
-        source = self._request.retain or self._request.whole
-        assert source is not None
-        return source[self._layer].moments.n
+        return self._kept[self._layer].moments.n
 
     @property
     def forget(self) -> Moments:
@@ -64,23 +72,17 @@ class Pools:
     @cached_property
     def class_shifts(self) -> Tensor:
         """m_c − m_R, one row a forgotten class; without labels the whole forget set is one."""
-        source = self._request.forget or self._request.whole
-        assert source is not None
-        if not source.classes:
-            return (self.forget.mean - self.retain_mean).unsqueeze(0)
-        return self._class_means(source, forgotten=True)[1] - self.retain_mean
+        return self._class_means(self._lost, forgotten=True)[1] - self.retain_mean
 
     @cached_property
     def retain_class_shifts(self) -> Tensor:
         """m_r − m_R, one row a retained class."""
-        source = self._request.retain or self._request.whole
-        assert source is not None
-        if not source.classes:
+        if not self._kept.classes:
             raise DataError(
                 "basis='private-mean' needs a class label with every retain sample, but there are none. "
                 "Give batches as (inputs, labels), or use basis='lda'."
             )
-        return self._class_means(source, forgotten=False)[1] - self.retain_mean
+        return self._class_means(self._kept, forgotten=False)[1] - self.retain_mean
 
     def joint_factor(self, ridge: float) -> Tensor:
         """The factor of Cov_S with its ridge."""
@@ -91,21 +93,18 @@ class Pools:
 
         def within() -> Tensor:
             covariance = self._joint.covariance.double()
-            for source in (self._request.forget, self._request.retain, self._request.whole):
-                if source is not None:
-                    layer = source[self._layer]
-                    rows, means = layer.class_rows, self._grouped(layer.class_sums) / layer.class_rows.unsqueeze(1)
-                    shifts = (means - self._joint.mean) * (rows / self._joint.n).sqrt().unsqueeze(1)
-                    covariance -= shifts.mT @ shifts
+            for source, forgotten in ((self._lost, True), (self._kept, False)):
+                rows, means = self._class_means(source, forgotten)
+                shifts = (means - self._joint.mean) * (rows / self._joint.n).sqrt().unsqueeze(1)
+                covariance -= shifts.mT @ shifts
             return covariance
 
         return self._factor("within", ridge, within)
 
     def clusters(self, recipe: Recipe) -> tuple[list[Tensor], Tensor, Tensor]:
         """For CAV: each cluster's scatter about the pool's centre c, the rows n_j (m_j − c), and the retain scatter."""
-        request = self._request
-        layer = (request.probe_forget or request.forget)[self._layer]
-        retain = self._moments((request.probe_retain or request.retain)[self._layer].moments)
+        layer = (self._request.probe_forget or self._lost)[self._layer]
+        retain = self._moments((self._request.probe_retain or self._kept)[self._layer].moments)
         if recipe.basis == "cav-class":
             parts = [self._moments(part) for part in layer.class_moments.values()]
         else:
@@ -130,10 +129,8 @@ class Pools:
 
     @cached_property
     def _joint(self) -> Moments:
-        request = self._request
-        if request.whole is not None:
-            return self._moments(request.whole[self._layer].moments)
-        return self.forget + self._moments(request.retain[self._layer].moments)
+        kept = self._moments(self._kept[self._layer].moments)
+        return kept if self._request.whole is not None else self.forget + kept
 
     def _factor(self, name: str, ridge: float, matrix: Callable[[], Tensor]) -> Tensor:
         # Statistics of everything serve many requests, so their factors are kept with them.
@@ -144,8 +141,11 @@ class Pools:
         return cache[key]
 
     def _class_means(self, source: Statistics, forgotten: bool) -> tuple[Tensor, Tensor]:
-        """Rows and mean of each class on one side of the request."""
+        """Rows and mean of each class on one side of the request; without labels one class is all."""
         layer = source[self._layer]
+        if not source.classes:
+            moments = self._moments(layer.moments)
+            return moments.mean.new_tensor([moments.n]), moments.mean.unsqueeze(0)
         if source is self._request.whole:
             places = [i for i, label in enumerate(source.classes) if (label in self._request.classes) == forgotten]
         else:

@@ -82,7 +82,7 @@ def hooked(model: nn.Module, names: Sequence[str], hook: Hook) -> Iterator[None]
 
     def attach(name: str) -> torch.utils.hooks.RemovableHandle:
         def call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
-            given = args[0] if args else kwargs.get("input", kwargs.get("x"))
+            given: Tensor = args[0] if args else kwargs["x" if "x" in kwargs else "input"]
             # Autocast would turn float32 products inside the hook into half precision.
             with torch.autocast(given.device.type, enabled=False):
                 hook(name, module, given, output)

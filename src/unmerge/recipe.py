@@ -88,7 +88,11 @@ class Recipe:
     )
     deflate: int = _whole(1024, 0, meaning="retain eigenvectors projected out of the forget covariance")
     mean: str = _word(
-        "auto", "auto", "preserve", "free", meaning="whether the mean retain response is kept; auto: where it can be"
+        "auto",
+        "auto",
+        "preserve",
+        "free",
+        meaning="whether the mean retain response is kept; auto: where it can be",
     )
     bias: str = _word("keep", "keep", "shrink", meaning="whether a bias shrinks with the edit, as in the paper")
     head: str = _word(
@@ -116,8 +120,8 @@ class Recipe:
 
     @staticmethod
     def paper(variant: str, init: str = "zero") -> Recipe:
-        """The paper's configuration for one basis and one initialisation (its Tab. "configurations"), alpha included."""
-        cells = {
+        """The paper's configuration for one basis and one initialisation (Tab. "configs"), alpha included."""
+        cells: dict[tuple[str, str], dict[str, Any]] = {
             ("pca", "pretrained"): {"rank": 64, "skip_layers": 45, "alpha": 1.6, "lam": 5.0},
             ("cav-kmeans", "pretrained"): {"rank": 16, "skip_layers": 35, "alpha": 2.5, "lam": 5.0},
             ("cav-class", "pretrained"): {"rank": 16, "skip_layers": 35, "alpha": 2.5, "lam": 5.0},

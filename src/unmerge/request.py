@@ -106,7 +106,8 @@ def request_of(
             "max_points limits the rows that are read, so it needs the data, not Statistics. Pass the data, or "
             "recipe.but(max_points=None) to use every row."
         )
-    forget_data, retain_data = forget, retain
+    forget_data: Any = forget
+    retain_data: Any = retain
     if not isinstance(forget, Statistics):
         like = retain if isinstance(retain, Statistics) else None
         choice: Any = {"layers": like.layers} if like else {"layers": recipe.layers, "skip_layers": recipe.skip_layers}

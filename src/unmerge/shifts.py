@@ -18,7 +18,7 @@ from unmerge.moments import Moments, add_product_
 _MEAN_TO_DEVIATION = 10.0
 
 _DISTANCES = [(0, 0), (0, 1), (0, 2), *product((1, 2), range(-2, 3))]
-_TAPS = list(product((-1, 0, 1), repeat=2))
+_TAPS = list(product((-1, 0, 1), (-1, 0, 1)))
 
 
 def applies(module: nn.Module, inputs: Tensor) -> bool:

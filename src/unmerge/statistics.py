@@ -76,7 +76,8 @@ class Statistics:
         def moved(layer: LayerStatistics) -> LayerStatistics:
             return LayerStatistics(
                 layer.moments.to(device),
-                *(None if value is None else value.to(device) for value in (layer.class_rows, layer.class_sums)),
+                layer.class_rows.to(device),
+                layer.class_sums.to(device),
                 {code: moments.to(device) for code, moments in layer.class_moments.items()},
                 None if layer.sample is None else layer.sample.to(device),
             )
@@ -118,7 +119,11 @@ class Statistics:
         return cls(layers, **values)
 
     def _combined(
-        self, other: Statistics, classes: tuple[int, ...], sign: int, join: Callable[[Moments, Moments], Moments]
+        self,
+        other: Statistics,
+        classes: tuple[int, ...],
+        sign: int,
+        join: Callable[[Moments, Moments], Moments],
     ) -> Statistics:
         pairs = {name: (layer, other.layers[name]) for name, layer in self.layers.items()}
 
@@ -137,14 +142,14 @@ class Statistics:
         for name, (mine, theirs) in pairs.items():
             key = (id(mine), id(theirs))
             layers[name] = done[key] = done[key] if key in done else combine(name)
-        counts = {label: 0 for label in classes}
+        counts = dict.fromkeys(classes, 0)
         for owner, times in ((self, 1), (other, sign)):
             for label, count in zip(owner.classes, owner.class_samples, strict=True):
                 if label in counts:
                     counts[label] += times * count
         kept = [place for place, label in enumerate(classes) if counts[label] > 0]
         for layer in {id(layer): layer for layer in layers.values()}.values():
-            if layer.class_rows is not None and layer.class_sums is not None:
+            if classes:
                 layer.class_rows, layer.class_sums = layer.class_rows[kept], layer.class_sums[kept]
         return dataclasses.replace(
             self,
@@ -155,9 +160,8 @@ class Statistics:
             factors={},
         )
 
-    def _spread(self, values: Tensor | None, classes: Sequence[int]) -> Tensor:
+    def _spread(self, values: Tensor, classes: Sequence[int]) -> Tensor:
         """Class tensors in the order of other classes, zeros where this one has none."""
-        assert values is not None
         spread = values.new_zeros(len(classes), *values.shape[1:])
         for place, label in enumerate(self.classes):
             if label in classes:
@@ -192,14 +196,17 @@ def _once_each(
 
 
 def _tensors_of(layer: LayerStatistics) -> dict[str, Tensor]:
-    tensors = {"class_rows": layer.class_rows, "class_sums": layer.class_sums, "sample": layer.sample}
-    for prefix, moments in [("", layer.moments), *((f"{code}/", m) for code, m in layer.class_moments.items())]:
+    tensors = {"class_rows": layer.class_rows, "class_sums": layer.class_sums}
+    if layer.sample is not None:
+        tensors["sample"] = layer.sample
+    parts = {"": layer.moments} | {f"{code}/": part for code, part in layer.class_moments.items()}
+    for prefix, moments in parts.items():
         tensors |= {
             f"{prefix}pivot": moments.pivot,
             f"{prefix}total": moments.total,
             f"{prefix}gram": moments.gram,
         }
-    return {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    return tensors
 
 
 def _layer_of(tensors: dict[str, Tensor], entry: dict[str, Any]) -> LayerStatistics:
@@ -208,8 +215,8 @@ def _layer_of(tensors: dict[str, Tensor], entry: dict[str, Any]) -> LayerStatist
 
     return LayerStatistics(
         moments("", entry["rows"]),
-        tensors.get("class_rows"),
-        tensors.get("class_sums"),
+        tensors["class_rows"],
+        tensors["class_sums"],
         {int(code): moments(f"{code}/", rows) for code, rows in entry["class_moments"].items()},
         tensors.get("sample"),
     )

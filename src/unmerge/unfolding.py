@@ -106,7 +106,7 @@ def agrees(module: nn.Module, inputs: Tensor, output: Tensor, matrix: Tensor) ->
     else:
         expected = output.double().reshape(-1, output.shape[-1])
         found = found.reshape(-1, found.shape[-1])
-        bias = None if getattr(module, "bias", None) is None else module.bias.double()
+        bias = module.get_parameter("bias").double() if getattr(module, "bias", None) is not None else None
     if found.shape != expected.shape:
         return False
     found = found if bias is None else found + bias
