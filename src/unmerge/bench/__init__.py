@@ -1,0 +1,1 @@
+"""Benchmarks: tasks (data, model, request) and the commands that print their tables."""
