@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +31,7 @@ def ready(model: nn.Module, dtype: torch.dtype = torch.float64, seed: int = 0) -
 def mlp(sizes: Sequence[int] = (6, 8, 7, 4), dtype: torch.dtype = torch.float64, seed: int = 0) -> nn.Module:
     """Linear layers with ReLU between: editable layers "0", "2", "4", ...; the last one is the head."""
     layers: list[nn.Module] = []
-    for place, (features, units) in enumerate(zip(sizes, sizes[1:], strict=False)):
+    for place, (features, units) in enumerate(pairwise(sizes)):
         layers += [nn.ReLU()] * (place > 0) + [nn.Linear(features, units)]
     return ready(nn.Sequential(*layers), dtype, seed)
 
@@ -102,17 +103,6 @@ def conv1d_net(
     from transformers.pytorch_utils import Conv1D
 
     return ready(nn.Sequential(Conv1D(width, features), nn.GELU(), nn.Linear(width, classes)), dtype, seed)
-
-
-class Logits(nn.Module):
-    """A transformers classifier under "model" that returns its logits alone."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.model(images).logits
 
 
 def hf_vit(dtype: torch.dtype = torch.float64, seed: int = 0, classes: int = 3) -> nn.Module:

@@ -20,6 +20,7 @@ class BatchFacts:
     size: int
     codes: Tensor | None  # for each sample the place of its class in `Statistics.classes`
     present: tuple[int, ...]  # the codes that occur
+    classes: int  # how many there are so far
     mask: Tensor | None  # (samples, positions): which count
 
 
@@ -99,7 +100,7 @@ class Accumulator:
             sums = part.update(inputs if chosen is None else inputs[chosen])
             if codes is not None and not self._full:
                 places = inputs.shape[-2] * inputs.shape[-1]
-                self._add_class_sums(sums, torch.full((len(inputs),), places), codes)
+                self._add_class_sums(sums, sums.new_full((len(inputs),), places), codes, facts.classes)
 
     def _add_rows(self, inputs: Tensor, facts: BatchFacts) -> None:
         for part, rows in chunks(self._module, inputs):
@@ -108,7 +109,7 @@ class Accumulator:
             codes = None if codes is None else codes[part]
             keep = self._kept(facts, part, len(inputs), places)
             flat = rows.flatten(-3, -2)
-            row_codes = None if codes is None else codes.repeat_interleave(places)
+            row_codes = codes.repeat_interleave(places) if codes is not None and self._full else None
             if keep is not None:
                 flat = flat[..., keep.flatten(), :]
                 row_codes = None if row_codes is None else row_codes[keep.flatten()]
@@ -124,8 +125,8 @@ class Accumulator:
                 kept = rows if keep is None else rows * keep.unsqueeze(-1)
                 wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
                 sums = kept.sum(-2, dtype=wide)
-                counts = torch.full((samples,), places) if keep is None else keep.sum(1)
-                self._add_class_sums(sums if sums.dim() == 2 else sums.transpose(0, 1), counts, codes)
+                counts = sums.new_full((samples,), places) if keep is None else keep.sum(1)
+                self._add_class_sums(sums if sums.dim() == 2 else sums.transpose(0, 1), counts, codes, facts.classes)
             if self._reservoir is not None:
                 self._reservoir.offer(flat)
 
@@ -142,7 +143,8 @@ class Accumulator:
             raise DataError(
                 f"a layer received {leading} rows for {facts.size} samples, so they cannot be assigned to labels."
             )
-        return facts.codes.repeat_interleave(leading // facts.size)
+        repeats = leading // facts.size
+        return facts.codes if repeats == 1 else facts.codes.repeat_interleave(repeats)
 
     def _kept(self, facts: BatchFacts, part: slice, leading: int, places: int) -> Tensor | None:
         if facts.mask is None:
@@ -159,17 +161,16 @@ class Accumulator:
             "Pass mask= with one entry for each position, or leave the layer out."
         )
 
-    def _add_class_sums(self, sums: Tensor, counts: Tensor, codes: Tensor) -> None:
-        needed = int(codes.max()) + 1
+    def _add_class_sums(self, sums: Tensor, counts: Tensor, codes: Tensor, classes: int) -> None:
         known = len(self._class_sums)
-        if needed > known:
-            grown = torch.zeros(needed, *sums.shape[1:], dtype=torch.float64, device=sums.device)
-            rows = torch.zeros(needed, dtype=torch.float64, device=sums.device)
+        if classes > known:
+            grown = torch.zeros(classes, *sums.shape[1:], dtype=torch.float64, device=sums.device)
+            rows = torch.zeros(classes, dtype=torch.float64, device=sums.device)
             if known:
                 grown[:known], rows[:known] = self._class_sums, self._class_rows
             self._class_sums, self._class_rows = grown, rows
         self._class_sums.index_add_(0, codes, sums.double())
-        self._class_rows.index_add_(0, codes, counts.to(sums.device, torch.float64))
+        self._class_rows.index_add_(0, codes, counts.double())
 
 
 class Reservoir:

@@ -180,13 +180,13 @@ class Recorder:
 
     def _facts_of(self, size: int, labels: Tensor | None, mask: Tensor | None) -> BatchFacts:
         if labels is None:
-            return BatchFacts(size, None, (), mask)
+            return BatchFacts(size, None, (), 0, mask)
         distinct, inverse, counts = labels.cpu().unique(return_inverse=True, return_counts=True)
         present = tuple(self._codes.setdefault(label, len(self._codes)) for label in distinct.tolist())
         for label, count in zip(distinct.tolist(), counts.tolist(), strict=True):
             self._class_samples[label] = self._class_samples.get(label, 0) + count
         codes = torch.tensor(present)[inverse].to(labels.device)
-        return BatchFacts(size, codes, present, mask)
+        return BatchFacts(size, codes, present, len(self._codes), mask)
 
     def _check_called(self) -> None:
         missing = [name for name in self._names if name not in self._order]
@@ -212,11 +212,13 @@ def _ascending(layer: LayerStatistics, order: list[int]) -> LayerStatistics:
     """Class tensors by ascending label instead of by first appearance."""
     if not len(layer.class_rows):
         return layer
-    rows = layer.class_rows.new_zeros(len(order))
-    sums = layer.class_sums.new_zeros(len(order), *layer.class_sums.shape[1:])
-    for place, code in enumerate(order):
-        if code < len(layer.class_rows):
-            rows[place], sums[place] = layer.class_rows[code], layer.class_sums[code]
+    # A layer that was not called at the end has seen fewer classes.
+    missing = len(order) - len(layer.class_rows)
+    places_of = torch.tensor(order, device=layer.class_rows.device)
+    rows, sums = (
+        torch.cat([values, values.new_zeros(missing, *values.shape[1:])])[places_of]
+        for values in (layer.class_rows, layer.class_sums)
+    )
     places = {code: place for place, code in enumerate(order)}
     moments = {places[code]: value for code, value in layer.class_moments.items()}
     return LayerStatistics(layer.moments, rows, sums, dict(sorted(moments.items())), layer.sample)

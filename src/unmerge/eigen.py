@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from unmerge.moments import full_precision
 EXACT_UP_TO = 1024
 _TOLERANCE = 1e-6  # relative change of the captured energy at which the iteration stops
 _ITERATIONS = 60
+_CHECK_EVERY = 3
 
 Product = Callable[[Tensor], Tensor]
 
@@ -47,18 +49,25 @@ def captured(matrix: Tensor, basis: Tensor) -> Tensor:
 
 def _iterated(multiply: Product, rank: int, like: Tensor) -> tuple[Tensor, Tensor] | None:
     """Subspace iteration with some columns to spare; None when the captured energy does not settle."""
-    generator = torch.Generator().manual_seed(0)
     columns = rank + max(16, rank // 4)
-    block = torch.randn(like.shape[-1], columns, generator=generator, dtype=torch.float64)
-    block = multiply(block.to(like.device, like.dtype))
+    block = multiply(_start(like.shape[-1], columns).to(like.device, like.dtype))
     before = 0.0
-    for _ in range(_ITERATIONS):
+    for iteration in range(1, _ITERATIONS + 1):
         basis = torch.linalg.qr(block)[0]
         block = multiply(basis)
-        values, rotation = torch.linalg.eigh(basis.mT.double() @ block.double())
+        if iteration % _CHECK_EVERY:
+            continue
+        # So small a problem is solved faster on the CPU, and the answer is needed there.
+        values, rotation = torch.linalg.eigh((basis.mT.double() @ block.double()).cpu())
         energy = values[-rank:].sum().item()
         if abs(energy - before) <= _TOLERANCE * abs(energy):
-            vectors = basis.double() @ rotation[:, -rank:].flip(1)
-            return values[-rank:].flip(0), torch.linalg.qr(vectors)[0]
+            vectors = basis.double() @ rotation[:, -rank:].flip(1).to(basis.device)
+            return values[-rank:].flip(0).to(basis.device), torch.linalg.qr(vectors)[0]
         before = energy
     return None
+
+
+@lru_cache(maxsize=8)
+def _start(size: int, columns: int) -> Tensor:
+    """The same random block on every device."""
+    return torch.randn(size, columns, generator=torch.Generator().manual_seed(0))

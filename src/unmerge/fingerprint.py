@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -12,16 +12,19 @@ _CHUNK = 1 << 22
 
 def fingerprint(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """A checksum a tensor: its type, shape and a 64-bit sum of its bits, each weighted by its place."""
-    sums = [_weighted_sum(tensor.detach()) for tensor in tensors.values()]
-    # One transfer a device instead of one a tensor.
-    values: list[int] = [0] * len(sums)
-    for device in {total.device for total in sums}:
-        places = [place for place, total in enumerate(sums) if total.device == device]
-        for place, value in zip(places, torch.stack([sums[place] for place in places]).tolist(), strict=True):
-            values[place] = value
+    words = {name: _words(tensor.detach()) for name, tensor in tensors.items()}
+    sums = dict.fromkeys(words, 0)
+    for device in {values.device for values in words.values()}:
+        parts, totals = [], []
+        for names, totalled in _chunk_sums({name: word for name, word in words.items() if word.device == device}):
+            parts += names
+            totals.append(totalled)
+        # One transfer a device instead of one a tensor.
+        for name, value in zip(parts, torch.cat(totals).tolist() if totals else [], strict=True):
+            sums[name] += value
     return {
-        name: f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}:{value & (2**64 - 1):016x}"
-        for (name, tensor), value in zip(tensors.items(), values, strict=True)
+        name: f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}:{sums[name] & (2**64 - 1):016x}"
+        for name, tensor in tensors.items()
     }
 
 
@@ -38,17 +41,42 @@ def differences(found: Mapping[str, str], expected: Mapping[str, str], names: It
     return [name for name in keys if found.get(name) != expected.get(name)]
 
 
-def _weighted_sum(tensor: Tensor) -> Tensor:
-    bits = tensor.contiguous().reshape(-1)
-    if bits.numel() == 0:
-        return torch.zeros((), dtype=torch.int64, device=tensor.device)
-    raw = bits.view(torch.uint8)
-    bits = raw.view(torch.int32) if raw.numel() % 4 == 0 else raw
-    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
-    for start in range(0, bits.numel(), _CHUNK):
-        part = bits[start : start + _CHUNK].to(torch.int64)
-        place = torch.arange(start, start + part.numel(), device=tensor.device)
-        # Odd multipliers that differ from place to place; int64 products wrap, which is what a hash wants.
-        weight = place.mul_(0x9E3779B97F4A7C1).add_(0x5851F42D4C957F2D).bitwise_or_(1)
-        total += part.mul_(weight).sum()
-    return total
+def _words(tensor: Tensor) -> Tensor:
+    """The bits of a tensor as integers."""
+    raw = tensor.contiguous().reshape(-1).view(torch.uint8)
+    return raw.view(torch.int32) if raw.numel() % 4 == 0 and raw.storage_offset() % 4 == 0 else raw
+
+
+def _chunk_sums(words: Mapping[str, Tensor]) -> Iterator[tuple[list[str], Tensor]]:
+    """Weighted sums of pieces of at most a chunk, many small tensors in one go."""
+    names: list[str] = []
+    pieces: list[Tensor] = []
+    starts: list[int] = []
+    filled = 0
+    for name, word in words.items():
+        for start in range(0, word.numel(), _CHUNK):
+            piece = word[start : start + _CHUNK]
+            if filled + piece.numel() > _CHUNK and names:
+                yield names, _weighted_sums(pieces, starts)
+                names, pieces, starts, filled = [], [], [], 0
+            names.append(name)
+            pieces.append(piece)
+            starts.append(start)
+            filled += piece.numel()
+    if names:
+        yield names, _weighted_sums(pieces, starts)
+
+
+def _weighted_sums(pieces: list[Tensor], starts: list[int]) -> Tensor:
+    """For each piece the sum of its words, each times an odd number that depends on its place in its tensor."""
+    device = pieces[0].device
+    sizes = torch.tensor([piece.numel() for piece in pieces])
+    ends = sizes.cumsum(0)
+    offsets = torch.tensor(starts) - (ends - sizes)
+    sizes, ends, offsets = sizes.to(device), ends.to(device), offsets.to(device)
+    words = torch.cat([piece.to(torch.int64) for piece in pieces])
+    place = torch.arange(len(words), device=device) + offsets.repeat_interleave(sizes, output_size=len(words))
+    # int64 products and sums wrap, which is what a hash wants.
+    weight = place.mul_(0x9E3779B97F4A7C1).add_(0x5851F42D4C957F2D).bitwise_or_(1)
+    running = words.mul_(weight).cumsum(0)
+    return torch.diff(running[ends - 1], prepend=running.new_zeros(1))

@@ -70,7 +70,8 @@ def select(model: nn.Module, layers: LayerChoice = None, skip_layers: int | str 
     if not chosen:
         raise LayerError(f"layers={layers!r} selects none of the {len(modules)} layers: {listing(modules)}.")
 
-    refused = {name: reason for name in chosen if (reason := refusal(model, name))}
+    owners = _owners(model)
+    refused = {name: reason for name in chosen if (reason := _refusal(name, modules[name], owners))}
     if refused and named:
         name, reason = next(iter(refused.items()))
         raise LayerError(f"layer {name!r} {reason}. Leave it out of layers=...")
@@ -81,9 +82,8 @@ def select(model: nn.Module, layers: LayerChoice = None, skip_layers: int | str 
     return Selection(names, named, refused)
 
 
-def refusal(model: nn.Module, name: str) -> str | None:
+def _refusal(name: str, module: nn.Module, owners: Mapping[int, list[str]]) -> str | None:
     """Why a layer's weight cannot be edited in place, if it cannot."""
-    module = model.get_submodule(name)
     if parametrize.is_parametrized(module) or "weight" not in module._parameters:
         return "has a parametrized weight (weight or spectral norm, LoRA), which is recomputed at every call"
     weight = module.weight
@@ -92,7 +92,7 @@ def refusal(model: nn.Module, name: str) -> str | None:
             f"{weight.dtype} of shape {tuple(weight.shape)}" if isinstance(weight, Tensor) else type(weight).__name__
         )
         return f"has a quantised or packed weight ({found})"
-    others = [other for other in _owners(model)[id(weight)] if other != name]
+    others = [other for other in owners[id(weight)] if other != name]
     if others:
         return f"shares its weight with {listing(others)}"
     return None

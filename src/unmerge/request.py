@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from unmerge.batches import Forward, Mask, check_rereadable
 from unmerge.collection import collect
 from unmerge.errors import DataError, LayerError, StatisticsError, listing
+from unmerge.fingerprint import fingerprint, state_of
 from unmerge.layers import candidates, head_of, select
 from unmerge.pools import Pools
 from unmerge.recipe import Recipe
@@ -90,7 +91,7 @@ def request_of(
     if classes is not None or statistics is not None:
         if classes is None or statistics is None or forget is not None or retain is not None:
             raise DataError("classes= and statistics= go together, and in place of forget and retain.")
-        statistics.check_model(model)
+        statistics.check_weights(fingerprint(state_of(model)))
         return _of_classes(statistics, classes)
     if forget is None or retain is None:
         raise DataError("fit needs forget and retain, or classes= and statistics=.")
@@ -112,13 +113,11 @@ def request_of(
         like = retain if isinstance(retain, Statistics) else None
         choice: Any = {"layers": like.layers} if like else {"layers": recipe.layers, "skip_layers": recipe.skip_layers}
         forget = collect(model, forget, **choice, **_needs(recipe), **options, what="forget")
-    else:
-        forget.check_model(model)
     if not isinstance(retain, Statistics):
         retain = collect(model, retain, forget.layers, **options, what="retain")
-    else:
-        retain.check_model(model)
-    request = _of_pools(forget, retain, recipe)
+    request = _of_pools(forget, retain, recipe)  # which also sees that both have the same weights
+    if forget is forget_data and retain is retain_data:
+        forget.check_weights(fingerprint(state_of(model)))
     if not limited:
         return request
     options |= {"layers": forget.layers, "max_points": recipe.max_points}

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from unmerge.accumulation import LayerStatistics
 from unmerge.errors import StatisticsError, listing
 from unmerge.files import read_tensors, write_tensors
-from unmerge.fingerprint import differences, fingerprint, state_of
+from unmerge.fingerprint import differences
 from unmerge.moments import Moments
 from unmerge.version import VERSION
 
@@ -40,9 +40,9 @@ class Statistics:
             raise StatisticsError(f"these statistics have no layer {layer!r}; they have {listing(self.layers)}.")
         return self.layers[layer]
 
-    def check_model(self, model: nn.Module) -> None:
+    def check_weights(self, weights: dict[str, str]) -> None:
         """Refuse a model other than the one that was read: its inputs depend on every weight before a layer."""
-        changed = differences(fingerprint(state_of(model)), self.weights)
+        changed = differences(weights, self.weights)
         if changed:
             raise StatisticsError(
                 f"these statistics were collected with other weights: {changed[0]!r} differs"
@@ -162,11 +162,10 @@ class Statistics:
 
     def _spread(self, values: Tensor, classes: Sequence[int]) -> Tensor:
         """Class tensors in the order of other classes, zeros where this one has none."""
-        spread = values.new_zeros(len(classes), *values.shape[1:])
-        for place, label in enumerate(self.classes):
-            if label in classes:
-                spread[classes.index(label)] = values[place]
-        return spread
+        place_of = {label: place for place, label in enumerate(classes)}
+        found = [(place_of[label], place) for place, label in enumerate(self.classes) if label in place_of]
+        there, here = torch.tensor(found, dtype=torch.int64, device=values.device).reshape(-1, 2).unbind(1)
+        return values.new_zeros(len(classes), *values.shape[1:]).index_copy_(0, there, values[here])
 
     def check_alike(self, other: Statistics, verb: str) -> None:
         if not isinstance(other, Statistics):

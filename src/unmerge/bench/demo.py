@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from collections.abc import Callable
 from copy import deepcopy
 
-import torch
 from torch import Tensor, nn
 
 import unmerge
@@ -80,7 +80,7 @@ def edited(model: nn.Module, forget: Split, retain: Split, head: str = "auto") -
 
 def tug_of_war(shares: list[float], reference: list[float]) -> float:
     """The product of 1 − |accuracy − retrained accuracy| over the splits."""
-    return torch.tensor([1 - abs(share - target) for share, target in zip(shares, reference, strict=True)]).prod().item()
+    return math.prod(1 - abs(share - target) for share, target in zip(shares, reference, strict=True))
 
 
 def _timed(work: Callable[[], nn.Module]) -> tuple[nn.Module, float]:

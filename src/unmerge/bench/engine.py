@@ -1,0 +1,213 @@
+"""Time and memory of the engine beside a plain forward pass, in one run.
+
+    python -m unmerge.bench.engine                              # ResNet-18, two CPU cores, a few minutes
+    python -m unmerge.bench.engine --device cuda --model resnet50 --images 50000 --forget 2500
+
+A request = statistics of what is read, bases and solve. The first request reads everything (S) and the forget set
+(F); the next one on the same checkpoint reads only F; a class request reads nothing. Recalibration is not included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+import unmerge
+from unmerge.bases import pca
+from unmerge.eigen import captured
+from unmerge.layers import candidates
+from unmerge.normalization import batch_norms, evaluating, recalibrate
+
+Result = TypeVar("Result")
+
+
+class Batches:
+    """Images and labels on one device, in batches."""
+
+    def __init__(self, images: Tensor, labels: Tensor, size: int) -> None:
+        self.images, self.labels, self.size = images, labels, size
+
+    def __len__(self) -> int:
+        return -(-len(self.images) // self.size)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return zip(self.images.split(self.size), self.labels.split(self.size), strict=True)
+
+    def first(self, count: int) -> Batches:
+        return Batches(self.images[:count], self.labels[:count], self.size)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=["resnet18", "resnet50"], default="resnet18")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--images", type=int, default=5000, help="size of S (default: 5000)")
+    parser.add_argument("--forget", type=int, default=500, help="size of F, a part of S (default: 500)")
+    parser.add_argument("--batch", type=int, help="images a batch (default: 250; 1000 on cuda)")
+    parser.add_argument("--no-eigh", action="store_true", help="leave out the comparison with full float64 eigh")
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    torch.manual_seed(0)
+
+    machine = torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
+    print(f"{options.model}, {options.images:,} images, {machine}, torch {torch.__version__}")
+    classes = max(10, options.images // options.forget)
+    model = cifar_resnet(options.model, classes).to(device).to(memory_format=torch.channels_last)
+    size = options.batch or (1000 if device.type == "cuda" else 250)
+    everything = Batches(*random_images(options.images, classes, device), size)
+    forget = everything.first(options.forget)
+    # Untrained running statistics would let the activations of deep layers grow without bound.
+    recalibrate(model, list(batch_norms(model)), everything.first(2 * size), None)
+    measure(model, everything, forget, half_precision if device.type == "cuda" else None, device, not options.no_eigh)
+
+
+def measure(
+    model: nn.Module, everything: Batches, forget: Batches, forward: Any, device: torch.device, with_eigh: bool
+) -> None:
+    """Print the seconds of each step and their ratios."""
+
+    def timed(work: Callable[[], Result], repeats: int = 1) -> tuple[Result, float]:
+        best = float("inf")
+        for _ in range(repeats):
+            _synchronize(device)
+            start = time.perf_counter()
+            result = work()
+            _synchronize(device)
+            best = min(best, time.perf_counter() - start)
+        return result, best
+
+    layers = edited_layers(model)
+    warm = 3 if device.type == "cuda" else 1
+
+    def collect(data: Batches) -> unmerge.Statistics:
+        return unmerge.collect(model, data, layers, forward=forward)
+
+    collect(forget)  # the first call of a process is slow
+    share = len(forget.images) / len(everything.images)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    _, plain = timed(lambda: plain_forward(model, everything, forward), warm)
+    _, plain_forget = timed(lambda: plain_forward(model, forget, forward), warm)
+    before = _peak_memory(device)
+    whole, whole_seconds = timed(lambda: collect(everything), warm)
+    part, part_seconds = timed(lambda: collect(forget), warm)
+
+    def edit_of(joint: unmerge.Statistics, removed: unmerge.Statistics) -> unmerge.Edit:
+        return unmerge.fit(model, removed, joint - removed, init="zero")
+
+    edit, fit_seconds = timed(lambda: edit_of(whole, part), warm)
+    memory = _peak_memory(device)
+    passes = whole_seconds + part_seconds
+    print(f"\nplain forward over S              {plain:9.3f} s")
+    print(f"plain forward over F              {plain_forget:9.3f} s")
+    print(f"first request: passes             {passes:9.3f} s   {passes / (plain * (1 + share)):.2f}x a plain forward")
+    print(f"               bases and solve    {fit_seconds:9.3f} s")
+    print(f"               in all             {passes + fit_seconds:9.3f} s   {(passes + fit_seconds) / plain:.2f}x")
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "all.safetensors"
+        _, save_seconds = timed(lambda: whole.save(path))
+        loaded, load_seconds = timed(lambda: unmerge.Statistics.load(path, device))
+        megabytes = path.stat().st_size / 2**20
+    print(f"statistics of S on disk           {megabytes:9.0f} MiB   ", end="")
+    print(f"(saved in {save_seconds:.2f} s, read in {load_seconds:.2f} s)")
+    following, next_part = timed(lambda: collect(forget), warm)
+    _, next_fit = timed(lambda: edit_of(loaded, following), warm)
+    print(f"next request:  pass over F        {next_part:9.3f} s   {next_part / plain_forget:.2f}x a plain forward")
+    print(f"               in all             {next_part + next_fit:9.3f} s")
+    for basis in ("lda", "private-mean"):
+        recipe = unmerge.Recipe(basis=basis)
+        label = sorted(whole.classes)[0]
+
+        def from_classes(recipe: unmerge.Recipe = recipe, label: int = label) -> unmerge.Edit:
+            return unmerge.fit(model, classes=[label], statistics=whole, init="zero", recipe=recipe)
+
+        from_classes()
+        _, seconds = timed(from_classes, warm)
+        print(f"class request: {basis:18} {seconds:9.3f} s   (factors of S cached)")
+    _, apply_seconds = timed(lambda: edit.revert(edit.apply(model, alpha=1.0)))
+    print(f"apply and revert                  {apply_seconds:9.3f} s")
+    print(f"peak memory                       {memory / 2**30:9.2f} GiB   (plain forward {before / 2**30:.2f})")
+    if with_eigh:
+        compare_with_eigh(whole - part, edit, timed)
+
+
+def compare_with_eigh(retain: unmerge.Statistics, edit: unmerge.Edit, timed: Callable[..., Any]) -> None:
+    """Full float64 eigendecompositions of the same matrices against the request's bases and solve."""
+    seconds, worst = 0.0, 1.0
+    for name in edit.layers:
+        scatter = retain[name].moments.scatter.double()
+        (_, vectors), one = timed(lambda scatter=scatter: torch.linalg.eigh(scatter))
+        seconds += one
+        found = pca(retain[name].moments.scatter, edit.recipe.retain_rank)
+        best = vectors[:, -found.shape[1] :]
+        worst = min(worst, (captured(scatter, found) / captured(scatter, best)).item())
+    own = edit.provenance["seconds"]["bases"] + edit.provenance["seconds"]["solve"]
+    print(f"float64 eigh of the same matrices {seconds:9.3f} s   {seconds / own:.0f}x bases and solve ({own:.3f} s)")
+    print(f"captured energy, worst layer      {100 * worst:9.4f} %")
+
+
+def cifar_resnet(name: str, classes: int) -> nn.Module:
+    """transformers' ResNet with a stem for 32x32 images."""
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    sizes = {"resnet18": [64, 128, 256, 512], "resnet50": [256, 512, 1024, 2048]}[name]
+    depths, kind = {"resnet18": ([2, 2, 2, 2], "basic"), "resnet50": ([3, 4, 6, 3], "bottleneck")}[name]
+    config = ResNetConfig(hidden_sizes=sizes, depths=depths, layer_type=kind, num_labels=classes)
+    model = ResNetForImageClassification(config).eval()
+    model.resnet.embedder.embedder.convolution = nn.Conv2d(3, 64, 3, padding=1, bias=False)
+    model.resnet.embedder.pooler = nn.Identity()
+    return model
+
+
+def edited_layers(model: nn.Module) -> list[str]:
+    """ResNet-18: the last stage and the head; ResNet-50: what skip_layers=40 takes, layer3.5 on."""
+    names = list(candidates(model))
+    stages = [name.split(".")[3] if "stages" in name else "" for name in names]
+    blocks = [name.split(".")[5] if "stages" in name else "" for name in names]
+    deep = len(names) > 40
+    return [
+        name
+        for name, stage, block in zip(names, stages, blocks, strict=True)
+        if stage == "3" or (deep and stage == "2" and block == "5") or "classifier" in name
+    ]
+
+
+def random_images(count: int, classes: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Random images sorted by label, so that the first are whole classes."""
+    images = torch.randn(count, 3, 32, 32, device=device).to(memory_format=torch.channels_last)
+    return images, torch.arange(count, device=device) * classes // count
+
+
+def half_precision(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Any:
+    with torch.autocast("cuda", torch.bfloat16):
+        return model(batch[0])
+
+
+def plain_forward(model: nn.Module, data: Batches, forward: Any) -> None:
+    with evaluating(model):
+        for batch in data:
+            model(batch[0]) if forward is None else forward(model, batch)
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def _peak_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+if __name__ == "__main__":
+    main()
