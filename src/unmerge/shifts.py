@@ -12,10 +12,7 @@ from itertools import product
 import torch
 from torch import Tensor, nn
 
-from unmerge.moments import Moments, add_product_
-
-# Above this ratio of mean to deviation the sums need a pivot, which the border of zeros does not have.
-_MEAN_TO_DEVIATION = 10.0
+from unmerge.moments import Moments, add_product_, mean_dominates
 
 _DISTANCES = [(0, 0), (0, 1), (0, 2), *product((1, 2), range(-2, 3))]
 _TAPS = list(product((-1, 0, 1), (-1, 0, 1)))
@@ -36,9 +33,8 @@ def applies(module: nn.Module, inputs: Tensor) -> bool:
     )
     if not plain:
         return False
-    values = inputs.transpose(0, 1).flatten(1).float()
-    mean, deviation = values.mean(1), values.std(1)
-    return bool((mean.norm() <= _MEAN_TO_DEVIATION * deviation.norm()).item())
+    # The border of zeros has no pivot.
+    return not mean_dominates(inputs.permute(0, 2, 3, 1).reshape(-1, inputs.shape[1]))
 
 
 class ShiftedMoments:

@@ -17,12 +17,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 import unmerge
 from unmerge.bases import pca
 from unmerge.eigen import captured
+from unmerge.files import load_weights
 from unmerge.layers import candidates
 from unmerge.normalization import batch_norms, evaluating, recalibrate
 
@@ -52,6 +54,8 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=5000, help="size of S (default: 5000)")
     parser.add_argument("--forget", type=int, default=500, help="size of F, a part of S (default: 500)")
     parser.add_argument("--batch", type=int, help="images a batch (default: 250; 1000 on cuda)")
+    parser.add_argument("--data", type=Path, help="an .npz of images (n, 32, 32, 3) and labels (default: random)")
+    parser.add_argument("--weights", type=Path, help="the model's weights as safetensors (default: untrained)")
     parser.add_argument("--no-eigh", action="store_true", help="leave out the comparison with full float64 eigh")
     options = parser.parse_args()
     device = torch.device(options.device)
@@ -59,13 +63,21 @@ def main() -> None:
 
     machine = torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
     print(f"{options.model}, {options.images:,} images, {machine}, torch {torch.__version__}")
-    classes = max(10, options.images // options.forget)
-    model = cifar_resnet(options.model, classes).to(device).to(memory_format=torch.channels_last)
+    if options.data is None:
+        images, labels = random_images(options.images)
+    else:
+        images, labels = images_of(options.data, options.images)
+    model = cifar_resnet(options.model, int(labels.max()) + 1)
     size = options.batch or (1000 if device.type == "cuda" else 250)
-    everything = Batches(*random_images(options.images, classes, device), size)
+    everything = Batches(images.to(device, memory_format=torch.channels_last), labels.to(device), size)
     forget = everything.first(options.forget)
-    # Untrained running statistics would let the activations of deep layers grow without bound.
-    recalibrate(model, list(batch_norms(model)), everything.first(2 * size), None)
+    if options.weights is None:
+        model.to(device)
+        # Untrained running statistics would let the activations of deep layers grow without bound.
+        recalibrate(model, list(batch_norms(model)), everything.first(2 * size), None)
+    else:
+        model.load_state_dict(load_weights(options.weights))
+        model.to(device)
     measure(model, everything, forget, half_precision if device.type == "cuda" else None, device, not options.no_eigh)
 
 
@@ -155,7 +167,7 @@ def compare_with_eigh(retain: unmerge.Statistics, edit: unmerge.Edit, timed: Cal
     print(f"captured energy, worst layer      {100 * worst:9.4f} %")
 
 
-def cifar_resnet(name: str, classes: int) -> nn.Module:
+def cifar_resnet(name: str, classes: int) -> Any:
     """transformers' ResNet with a stem for 32x32 images."""
     from transformers import ResNetConfig, ResNetForImageClassification
 
@@ -165,7 +177,7 @@ def cifar_resnet(name: str, classes: int) -> nn.Module:
     model = ResNetForImageClassification(config).eval()
     model.resnet.embedder.embedder.convolution = nn.Conv2d(3, 64, 3, padding=1, bias=False)
     model.resnet.embedder.pooler = nn.Identity()
-    return model
+    return model.to(memory_format=torch.channels_last)
 
 
 def edited_layers(model: nn.Module) -> list[str]:
@@ -181,10 +193,18 @@ def edited_layers(model: nn.Module) -> list[str]:
     ]
 
 
-def random_images(count: int, classes: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Random images sorted by label, so that the first are whole classes."""
-    images = torch.randn(count, 3, 32, 32, device=device).to(memory_format=torch.channels_last)
-    return images, torch.arange(count, device=device) * classes // count
+def random_images(count: int) -> tuple[Tensor, Tensor]:
+    """Random images of ten classes, sorted by label, so that the first are whole classes."""
+    return torch.randn(count, 3, 32, 32), torch.arange(count) * 10 // count
+
+
+def images_of(path: Path, count: int) -> tuple[Tensor, Tensor]:
+    """Images (n, 32, 32, 3) of bytes and labels from an .npz file, sorted by label."""
+    with np.load(path) as data:
+        order = np.argsort(data["labels"], kind="stable")[:count]
+        images, labels = torch.from_numpy(data["images"][order]), torch.from_numpy(data["labels"][order]).long()
+    pixels = images.permute(0, 3, 1, 2).float() / 255
+    return (pixels - pixels.mean((0, 2, 3), keepdim=True)) / pixels.std((0, 2, 3), keepdim=True), labels
 
 
 def half_precision(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Any:

@@ -1,0 +1,147 @@
+"""The leading eigenvectors hold the energy that a full decomposition gives them."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from torch import Tensor
+
+from unmerge.eigen import EXACT_UP_TO, captured, top_eigenpairs
+
+SIZE = 1200
+RANK = 24
+
+
+@functools.cache
+def rotation(size: int = SIZE) -> Tensor:
+    """A random orthogonal matrix."""
+    generator = torch.Generator().manual_seed(3)
+    return torch.linalg.qr(torch.randn(size, size, generator=generator, dtype=torch.float64))[0]
+
+
+def with_spectrum(values: Tensor) -> Tensor:
+    """A symmetric matrix with these eigenvalues in random directions."""
+    basis = rotation(len(values))
+    matrix = (basis * values) @ basis.T
+    return (matrix + matrix.T) / 2
+
+
+def spiked(height: float, spikes: int = RANK) -> Tensor:
+    """A flat spectrum with some eigenvalues a little above the rest."""
+    values = torch.ones(SIZE, dtype=torch.float64)
+    values[:spikes] += height
+    return values
+
+
+def energy_share(matrix: Tensor, vectors: Tensor, spectrum: Tensor) -> float:
+    """The captured energy as a share of what the leading eigenvectors hold."""
+    best = spectrum.sort(descending=True).values[: vectors.shape[1]].sum()
+    return (captured(matrix.double(), vectors) / best).item()
+
+
+def is_orthonormal(vectors: Tensor, tolerance: float = 1e-10) -> bool:
+    """Whether the columns are orthonormal."""
+    identity = torch.eye(vectors.shape[1], dtype=torch.float64)
+    return bool((vectors.T @ vectors - identity).abs().max() < tolerance)
+
+
+STEPS = torch.arange(SIZE, dtype=torch.float64)
+SPECTRA = {
+    "exponential": torch.exp(-STEPS / 40),
+    "power law": (1 + STEPS) ** -1.0,
+    "slow power law": (1 + STEPS) ** -0.3,
+    "linear": 1 - STEPS / (2 * SIZE),
+    "step": torch.where(STEPS < 10, 100.0, 1.0).double(),
+    "constant": torch.ones(SIZE, dtype=torch.float64),
+    "nearly constant": 1 + 0.002 * (1 - STEPS / SIZE),
+    "noise": 1 + 0.4 * torch.cos(torch.pi * STEPS / SIZE),
+    "spikes of 50 %": spiked(0.5),
+    "spikes of 2 %": spiked(0.02),
+    "spikes of 0.5 %": spiked(0.005),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("name", SPECTRA)
+def test_large_matrices_keep_the_energy_of_a_full_decomposition(name: str, dtype: torch.dtype) -> None:
+    assert SIZE > EXACT_UP_TO
+    matrix = with_spectrum(SPECTRA[name]).to(dtype)
+    values, vectors = top_eigenpairs(matrix, RANK)
+    assert vectors.shape == (SIZE, RANK)
+    assert values.dtype == vectors.dtype == torch.float64
+    assert is_orthonormal(vectors)
+    assert energy_share(matrix, vectors, SPECTRA[name]) > 0.9999
+    assert (values.diff() <= 1e-6 * values[0]).all()
+    assert torch.allclose(values.sum(), captured(matrix.double(), vectors), rtol=1e-5)
+
+
+@settings(max_examples=8, deadline=None)
+@given(height=st.floats(-4, 1), spikes=st.integers(1, 40), rank=st.integers(1, 40))
+def test_spikes_of_any_height_keep_the_energy(height: float, spikes: int, rank: int) -> None:
+    spectrum = spiked(10**height, spikes)
+    matrix = with_spectrum(spectrum)
+    vectors = top_eigenpairs(matrix, rank)[1]
+    assert is_orthonormal(vectors)
+    assert energy_share(matrix, vectors, spectrum) > 0.9999
+
+
+@settings(max_examples=30, deadline=None)
+@given(size=st.integers(1, 40), rank=st.integers(0, 45), seed=st.integers(0, 1000))
+def test_small_matrices_are_solved_exactly(size: int, rank: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn(size + 3, size, generator=generator, dtype=torch.float64)
+    matrix = rows.T @ rows
+    values, vectors = top_eigenpairs(matrix, rank)
+    expected = torch.linalg.eigvalsh(matrix).flip(0)[:rank]
+    assert vectors.shape == (size, min(rank, size))
+    assert torch.allclose(values, expected, rtol=1e-9)
+    assert torch.allclose(matrix @ vectors, vectors * values, atol=1e-9 * (1 + matrix.abs().max().item()))
+
+
+@pytest.mark.parametrize("size", [300, SIZE])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_fewer_rows_than_features_give_their_span(size: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(10, size, generator=generator, dtype=torch.float64)
+    matrix = (rows.T @ rows).to(dtype)
+    values, vectors = top_eigenpairs(matrix, RANK)
+    assert values.isfinite().all()
+    assert is_orthonormal(vectors)
+    assert torch.allclose(values[:10], torch.linalg.svdvals(rows) ** 2, rtol=1e-4)
+    assert values[10:].abs().max() < 1e-6 * values[0]
+    assert torch.allclose(rows @ vectors[:, :10] @ vectors[:, :10].T, rows, atol=1e-4)
+
+
+@pytest.mark.parametrize("size", [60, SIZE])
+def test_a_matrix_may_be_given_by_its_products(size: int) -> None:
+    matrix = with_spectrum(torch.exp(-torch.arange(size, dtype=torch.float64) / 10))
+    values, vectors = top_eigenpairs(matrix.__matmul__, 8, like=matrix)
+    expected, others = top_eigenpairs(matrix, 8)
+    assert torch.allclose(values, expected, rtol=1e-6)
+    assert torch.allclose(vectors @ vectors.T, others @ others.T, atol=1e-4)
+
+
+def test_a_zero_matrix_has_no_energy_and_no_trouble() -> None:
+    for size in (20, SIZE):
+        values, vectors = top_eigenpairs(torch.zeros(size, size), 5)
+        assert values.abs().max() == 0
+        assert is_orthonormal(vectors)
+
+
+def test_the_result_is_the_same_every_time_and_draws_no_random_numbers() -> None:
+    matrix = with_spectrum(SPECTRA["power law"])
+    state = torch.random.get_rng_state()
+    first, second = (top_eigenpairs(matrix, RANK)[1] for _ in range(2))
+    assert torch.equal(first, second)
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+def test_the_matrix_is_left_as_it_was() -> None:
+    for size in (30, SIZE):
+        matrix = with_spectrum(torch.linspace(2, 1, size, dtype=torch.float64))
+        before = matrix.clone()
+        top_eigenpairs(matrix, 4)
+        assert torch.equal(matrix, before)
