@@ -253,8 +253,8 @@ def unmerge(
 ) -> dict[str, Layer]:
     """Phases 1 and 2 of Algorithm 1: every layer's τ_F.
 
-    init: the initial weights, zero where not given. clusters: for cav-kmeans the cluster of each forget row, an
-    entry a group.
+    init: the initial weights, zero where not given. clusters: for cav-kmeans the cluster of each forget row,
+    one entry a group.
     """
     lost, kept = layer_inputs(model, names, *forget), layer_inputs(model, names, *retain)
     layers = {}

@@ -11,6 +11,7 @@ from networks import CONVOLUTIONS, Batch, batched, samples
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from unmerge import unfolding
 from unmerge.accumulation import Accumulator, BatchFacts, LayerStatistics, Reservoir
 from unmerge.errors import DataError
 from unmerge.moments import Moments
@@ -90,6 +91,23 @@ def test_full_class_moments_are_those_of_each_class_and_add_up(kind, labels, siz
         assert_same(moments, Moments.of(own))
         assert found.class_rows[label] == own.shape[-2]
         assert_close(found.class_sums[label], own.sum(-2))
+
+
+@pytest.mark.parametrize("kind", ["unfolded", "grouped"])
+@pytest.mark.parametrize("options", [{}, {"full": True}, {"max_points": 50}, {"sample": 10_000}], ids=str)
+def test_unfolding_in_pieces_changes_nothing(kind, options, monkeypatch):
+    module, shape = LAYERS[kind]
+    batches = batched(samples(shape, [0, 1, 1, 2, 0, 1, 3]), 4)
+    expected = accumulate(module, batches, **options)
+    monkeypatch.setitem(unfolding.CHUNK, "cpu", 1)  # a sample at a time
+    found = accumulate(module, batches, **options)
+    assert_same(found.moments, expected.moments)
+    assert_close(found.class_rows, expected.class_rows)
+    assert_close(found.class_sums, expected.class_sums)
+    for label, moments in found.class_moments.items():
+        assert_same(moments, expected.class_moments[label])
+    if "sample" in options:
+        assert found.sample.equal(expected.sample)
 
 
 def test_without_labels_there_is_nothing_by_class():

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import networks
 import pytest
-import reference
 import torch
-from hypothesis import given, settings, strategies as st
-from networks import Batch, batched, request, split
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
+import networks
+import reference
 import unmerge
+from networks import Batch, batched, request
 from unmerge import Edit, Recipe
-from unmerge.errors import DataError, EditError, LayerError, UnmergeWarning
+from unmerge.errors import DataError, EditError, LayerError, StatisticsError, UnmergeWarning
 from unmerge.kmeans import kmeans
 
 BASES = ("lda", "cav-class", "contrastive", "private-mean", "pca", "deflated-pca")
@@ -26,7 +27,15 @@ SOLVERS = ("exact", "budgeted", "soft-threshold")
 
 def small(basis: str = "lda", **knobs: Any) -> Recipe:
     """A recipe for tiny layers that edits all of them, and the classifier like the others."""
-    defaults = {"rank": 3, "retain_rank": 2, "deflate": 2, "steps": 12, "delta": 0.02, "lr": 2e-3, "gamma": 0.3}
+    defaults = {
+        "rank": 3,
+        "retain_rank": 2,
+        "deflate": 2,
+        "steps": 12,
+        "delta": 0.02,
+        "lr": 2e-3,
+        "gamma": 0.3,
+    }
     return Recipe(basis=basis, **(defaults | {"skip_layers": 0, "head": "edit"} | knobs))
 
 
@@ -204,6 +213,35 @@ def test_float32_models_agree_to_float32(build: str, basis: str) -> None:
     assert all(layer.B.dtype == layer.Q.dtype == torch.float32 for layer in edit.layers.values())
 
 
+@pytest.mark.parametrize("basis", ["lda", "pca", "cav-class", "private-mean"])
+def test_bfloat16_models_get_float32_edits_near_the_reference(basis: str) -> None:
+    model = networks.mlp((6, 8, 5), dtype=torch.bfloat16)
+    forget, retain = request((6,), forgotten=(0, 1), kept=(2, 3), each=40, dtype=torch.bfloat16)
+    edit = agrees_with_reference(model, forget, retain, small(basis, layers=["0"]), tolerance=1e-2)
+    assert edit.layers["0"].B.dtype == edit.layers["0"].Q.dtype == torch.float32
+
+
+@pytest.mark.parametrize("basis", ["pca", "contrastive"])
+def test_wide_layers_hold_the_energy_of_the_reference(basis: str) -> None:
+    features = 1100
+    model = networks.mlp((features, 3), dtype=torch.float32)
+    decay = (1 + torch.arange(features)) ** -0.4
+    forget, retain = request((features,), forgotten=(0, 1), kept=(2, 3), each=100, dtype=torch.float32)
+    forget, retain = ((inputs * decay, labels) for inputs, labels in (forget, retain))
+    recipe = small(basis, rank=12)
+    edit = unmerge.fit(model, batched(forget, 64), batched(retain, 64), init="zero", recipe=recipe)
+    found, expected = (
+        edit.layers["0"].Q.double(),
+        reference.unmerge(model, ["0"], forget, retain, recipe)["0"],
+    )
+    assert orthonormality(found) < 1e-5
+    rows = forget[0].double() - (forget if basis == "pca" else retain)[0].double().mean(0)
+    held = [(rows @ basis).square().sum() for basis in (found, expected.forget_basis[0])]
+    assert abs(held[0] / held[1] - 1) < 1e-3
+    if basis == "pca":
+        assert held[0] > 0.9999 * held[1]
+
+
 # Any split, any order, any shape
 
 
@@ -248,9 +286,7 @@ def test_linear_networks_of_any_shape_split_and_order(
         fed = (forget[0][first], forget[1][first]), (retain[0][second], retain[1][second])
     else:
         fed = shuffled(forget, seed), shuffled(retain, seed + 1)
-    edit = unmerge.fit(
-        model, batched(fed[0], splits[0]), batched(fed[1], splits[1]), init="zero", recipe=recipe
-    )
+    edit = unmerge.fit(model, batched(fed[0], splits[0]), batched(fed[1], splits[1]), init="zero", recipe=recipe)
     agrees_with_reference(model, forget, retain, recipe, edit=edit)
 
 
@@ -330,9 +366,26 @@ def test_data_statistics_and_differences_give_one_edit(build: str, basis: str, t
     same_edit(unmerge.fit(model, read[0], read[1] - read[0], init="zero", recipe=recipe), from_data, 1e-6)
 
 
+@pytest.mark.parametrize("basis", BASES)
+def test_float32_differences_of_statistics_agree_to_float32(basis: str) -> None:
+    model = networks.mlp((9, 8, 6), dtype=torch.float32)
+    forget, retain = request((9,), forgotten=(0, 1), kept=(2, 3, 4), each=20, dtype=torch.float32)
+    recipe = small(basis)
+    lost, whole = (
+        collected(model, forget, basis),
+        unmerge.collect(model, batched(together(forget, retain), 7)),
+    )
+    from_data = unmerge.fit(model, [forget], [retain], init="zero", recipe=recipe)
+    same_edit(unmerge.fit(model, lost, whole - lost, init="zero", recipe=recipe), from_data, 1e-3)
+
+
 @pytest.mark.parametrize("build", ["mlp", "cnn", "depthwise"])
 def test_classes_alone_give_private_mean_exactly(build: str) -> None:
-    models = {"mlp": networks.mlp, "cnn": networks.cnn, "depthwise": lambda: networks.convolution_net("depthwise")}
+    models = {
+        "mlp": networks.mlp,
+        "cnn": networks.cnn,
+        "depthwise": lambda: networks.convolution_net("depthwise"),
+    }
     shapes = {"mlp": (6,), "cnn": (3, 6, 6), "depthwise": (4, 6, 7)}
     model = models[build]()
     forget, retain = request(shapes[build], forgotten=(0, 2), kept=(1, 3), each=6)
@@ -397,6 +450,42 @@ def test_probes_from_classes_alone_never_mix_in_retained_classes(basis: str) -> 
     same_edit(found, expected)
 
 
+def test_what_is_forgotten_is_given_in_exactly_one_way() -> None:
+    model = networks.mlp()
+    forget, retain = request((6,))
+    whole = unmerge.collect(model, [together(forget, retain)])
+    arguments: list[dict[str, Any]] = [
+        {},
+        {"forget": [forget]},
+        {"classes": [0]},
+        {"statistics": whole},
+        {"classes": [0], "statistics": whole, "retain": [retain]},
+    ]
+    for chosen in arguments:
+        with pytest.raises(DataError, match="classes="):
+            unmerge.fit(model, init="zero", recipe=small(), **chosen)
+
+
+@pytest.mark.parametrize("classes", [[], [9], [0, 1, 2]])
+def test_classes_must_be_some_of_those_collected(classes: list[int]) -> None:
+    model = networks.mlp()
+    whole = unmerge.collect(model, [together(*request((6,)))])
+    with pytest.raises(StatisticsError, match="classes="):
+        unmerge.fit(model, classes=classes, statistics=whole, init="zero", recipe=small())
+
+
+def test_statistics_of_other_weights_are_refused() -> None:
+    model = networks.mlp()
+    forget, retain = request((6,))
+    lost, kept = (unmerge.collect(model, [data]) for data in (forget, retain))
+    with torch.no_grad():
+        model[0].weight[0, 0] += 1e-6
+    with pytest.raises(StatisticsError, match=r"0\.weight"):
+        unmerge.fit(model, lost, kept, init="zero", recipe=small())
+    with pytest.raises(StatisticsError, match=r"0\.weight"):
+        unmerge.fit(model, [forget], kept, init="zero", recipe=small())
+
+
 # Limited rows and clusters
 
 
@@ -425,13 +514,22 @@ def test_max_points_above_all_rows_changes_nothing() -> None:
     same_edit(limited, everything)
 
 
+def test_max_points_needs_the_data_and_more_than_one_reading() -> None:
+    model = networks.mlp()
+    forget, retain = request((6,), forgotten=(0, 1), kept=(2, 3))
+    recipe = small("cav-class", max_points=10)
+    with pytest.raises(DataError, match="max_points"):
+        unmerge.fit(model, collected(model, forget, "cav-class"), [retain], init="zero", recipe=recipe)
+    with pytest.raises(DataError, match="second time"):
+        unmerge.fit(model, [forget], iter([retain]), init="zero", recipe=recipe)
+
+
 def cluster_of(model: nn.Module, names: list[str], forget: Batch, recipe: Recipe) -> dict[str, list[Tensor]]:
     """The clusters that k-means finds among the rows of each layer."""
     seen = reference.layer_inputs(model, names, *forget)
     limit = recipe.max_points
     return {
-        name: [kmeans(group, recipe.rank, recipe.seed) for group in seen[name].first(limit).groups]
-        for name in names
+        name: [kmeans(group, recipe.rank, recipe.seed) for group in seen[name].first(limit).groups] for name in names
     }
 
 
@@ -458,9 +556,7 @@ def test_kmeans_with_limited_rows_is_the_reference_on_the_first_rows() -> None:
     model = networks.convolution_net("plain")
     forget, retain = request((4, 6, 7), each=6)
     recipe = small("cav-kmeans", rank=4, max_points=150, layers=["conv"])
-    agrees_with_reference(
-        model, forget, retain, recipe, clusters=cluster_of(model, ["conv"], forget, recipe)
-    )
+    agrees_with_reference(model, forget, retain, recipe, clusters=cluster_of(model, ["conv"], forget, recipe))
 
 
 def test_kmeans_on_a_part_of_the_rows_finds_nearly_the_same_span() -> None:
@@ -523,7 +619,10 @@ def test_one_class_with_separate_centring_is_an_error_that_says_what_to_type() -
 def test_a_forget_set_with_the_retain_mean_has_no_direction(basis: str, dtype: torch.dtype) -> None:
     model = networks.mlp((6, 4), dtype=dtype)
     inputs = networks.samples((6,), [0] * 30, dtype, apart=3.0)[0]
-    forget, retain = (inputs, torch.zeros(30, dtype=torch.long)), (inputs.flip(0), torch.ones(30, dtype=torch.long))
+    forget, retain = (
+        (inputs, torch.zeros(30, dtype=torch.long)),
+        (inputs.flip(0), torch.ones(30, dtype=torch.long)),
+    )
     with pytest.raises(LayerError, match="no forget direction"):
         unmerge.fit(model, batched(forget, 7), batched(retain, 4), init="zero", recipe=small(basis))
 
@@ -604,7 +703,10 @@ def test_the_mean_retain_response_behind_a_batch_norm_is_preserved(basis: str, l
 def normalised(model: nn.Module, norm: str, data: Batch) -> Tensor:
     """What a BatchNorm returns for some samples."""
     seen: list[Tensor] = []
-    with model.get_submodule(norm).register_forward_hook(lambda _, __, output: seen.append(output)), torch.no_grad():
+    with (
+        model.get_submodule(norm).register_forward_hook(lambda _, __, output: seen.append(output)),
+        torch.no_grad(),
+    ):
         model(data[0])
     return seen[0]
 
@@ -694,9 +796,7 @@ def test_a_class_request_removes_the_forgotten_rows_by_default() -> None:
     recipe = small("lda", head="auto")
     edit = unmerge.fit(model, [forget], [retain], init="zero", recipe=recipe)
     assert (edit.head, edit.removed, edit.alpha) == ("2", (1, 3), 1.0)
-    expected = reference.edited(
-        model, reference.unmerge(model, ["0", "2"], forget, retain, recipe), recipe, alpha=1.0
-    )
+    expected = reference.edited(model, reference.unmerge(model, ["0", "2"], forget, retain, recipe), recipe, alpha=1.0)
     expected["2.weight"][[1, 3]] = 0
     expected["2.bias"][[1, 3]] = -1e4
     with edit.applied(model):
@@ -745,7 +845,8 @@ def test_the_paper_cells_fit_and_apply(variant: str, init: str) -> None:
             edit = unmerge.fit(model, *data, init=start, recipe=recipe)
     edited = {35: 18, 40: 13, 45: 8}[recipe.skip_layers] + 1
     assert len(edit.layers) == edited
-    assert list(edit.layers)[0] == {35: "layer3.3.conv2", 40: "layer3.5.conv1", 45: "layer4.0.conv3"}[recipe.skip_layers]
+    starts = {35: "layer3.3.conv2", 40: "layer3.5.conv1", 45: "layer4.0.conv3"}
+    assert next(iter(edit.layers)) == starts[recipe.skip_layers]
     edit.apply(model)
     after = model.state_dict()
     changed = {name for name in before if not torch.equal(before[name], after[name])}
@@ -772,7 +873,7 @@ def test_the_paper_cells_are_the_reference_on_a_small_net(variant: str, init: st
 
 
 @pytest.fixture
-def fitted() -> Iterator[tuple[nn.Module, Edit, dict[str, Tensor]]]:
+def fitted() -> tuple[nn.Module, Edit, dict[str, Tensor]]:
     """A model in training mode after fit, the edit, and its state from before."""
     model = networks.cnn().train()
     before = copy.deepcopy(model.state_dict())
@@ -780,7 +881,7 @@ def fitted() -> Iterator[tuple[nn.Module, Edit, dict[str, Tensor]]]:
     state = torch.random.get_rng_state()
     edit = unmerge.fit(model, [forget], [retain], init="zero", recipe=small(head="auto"))
     assert torch.equal(state, torch.random.get_rng_state())
-    yield model, edit, before
+    return model, edit, before
 
 
 def test_fit_leaves_the_model_as_it_was(fitted: tuple[nn.Module, Edit, dict[str, Tensor]]) -> None:
@@ -814,9 +915,3 @@ def test_layers_that_share_their_input_have_one_basis() -> None:
     query, key = (edit.layers[f"vit.layers.0.attention.{part}_proj"] for part in "qk")
     assert torch.equal(query.Q, key.Q)
     assert not torch.equal(query.B, key.B)
-
-
-def test_split_leaves_no_sample_out() -> None:
-    data = networks.samples((2,), [0, 1, 2, 1])
-    lost, kept = split(data, [1])
-    assert (len(lost[0]), len(kept[0])) == (2, 2)

@@ -113,13 +113,13 @@ def on_device(model: nn.Module, batch: Any) -> Any:
     return map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=True))
 
 
-def batches(model: nn.Module, data: Iterable[Any], what: str) -> Iterator[Any]:
-    """The batches of `data` on the model's device, with a progress bar on a terminal."""
+def batches(data: Iterable[Any], what: str) -> Iterator[Any]:
+    """The batches of `data`, with a progress bar on a terminal; at least one."""
     check_iterable(data, what)
     total = len(data) if isinstance(data, Sized) else None
     count = 0
     for batch in tqdm(data, desc=what, total=total, unit="batch", disable=None, leave=False):
-        yield on_device(model, batch)
+        yield batch
         count += 1
     if count == 0:
         raise DataError(

@@ -10,7 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from unmerge.accumulation import Accumulator, BatchFacts, LayerStatistics
-from unmerge.batches import Forward, Mask, batches, feed, first_tensor, labels_of, mask_of
+from unmerge.batches import (
+    Forward,
+    Mask,
+    batches,
+    device_of,
+    feed,
+    first_tensor,
+    head_of,
+    labels_of,
+    mask_of,
+    on_device,
+)
 from unmerge.errors import DataError, LayerError, UnmergeWarning
 from unmerge.fingerprint import fingerprint, state_of
 from unmerge.layers import Selection, select, weight_matrix
@@ -19,6 +30,8 @@ from unmerge.probe import Probe, hooked, identity, probe
 from unmerge.recipe import LayerChoice
 from unmerge.statistics import Statistics
 from unmerge.unfolding import agrees
+
+PROBE_SAMPLES = 2
 
 
 def collect(
@@ -50,9 +63,9 @@ def collect(
     weights = fingerprint(state_of(model))
     with evaluating(model):
         recorder: Recorder | None = None
-        for batch in batches(model, data, what):
+        for batch in batches(data, what):
             if recorder is None:
-                seen = probe(model, selection.names, batch, forward)
+                seen = probe(model, selection.names, on_device(model, head_of(batch, PROBE_SAMPLES)), forward)
                 labelled = labels_of(batch) is not None
                 recorder = Recorder(model, selection, seen, labelled, per_class == "full", sample, max_points, seed)
             recorder.read(batch, mask, forward)
@@ -102,7 +115,8 @@ class Recorder:
 
     def read(self, batch: Any, mask: Mask, forward: Forward | None) -> None:
         """Count one batch."""
-        labels = labels_of(batch)
+        labels = labels_of(batch)  # before it moves: reading them back would wait for the device
+        batch = on_device(self._model, batch)
         if (labels is not None) != self._labelled:
             raise DataError("some batches have class labels and some have none; expected one label a sample in all.")
         size = len(first_tensor(batch))
@@ -185,7 +199,7 @@ class Recorder:
         present = tuple(self._codes.setdefault(label, len(self._codes)) for label in distinct.tolist())
         for label, count in zip(distinct.tolist(), counts.tolist(), strict=True):
             self._class_samples[label] = self._class_samples.get(label, 0) + count
-        codes = torch.tensor(present)[inverse].to(labels.device)
+        codes = torch.tensor(present)[inverse].to(device_of(self._model), non_blocking=True)
         return BatchFacts(size, codes, present, len(self._codes), mask)
 
     def _check_called(self) -> None:

@@ -117,6 +117,15 @@ class Edit:
         finally:
             self.revert(model, force=True)
 
+    @property
+    def touched(self) -> list[str]:
+        """The names of the tensors that the edit changes."""
+        names = [f"{name}.weight" for name in self.layers]
+        names += [layer.shift_to for layer in self.layers.values() if layer.shift_to is not None]
+        if self.removed:
+            names.append(f"{self.head}.bias")
+        return list(dict.fromkeys(names))
+
     def changes(self, state: Mapping[str, Tensor], alpha: float, head_alpha: float | None = None) -> dict[str, Tensor]:
         """The tensors of a state dict that the edit changes, with their new values; computed wide, rounded once."""
         changed: dict[str, Tensor] = {}

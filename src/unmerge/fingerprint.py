@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
 
-_CHUNK = 1 << 22
+_CHUNK = 1 << 20
+_SMALL = 1 << 14
 
 
 def fingerprint(tensors: Mapping[str, Tensor]) -> dict[str, str]:
@@ -49,34 +51,35 @@ def _words(tensor: Tensor) -> Tensor:
 
 def _chunk_sums(words: Mapping[str, Tensor]) -> Iterator[tuple[list[str], Tensor]]:
     """Weighted sums of pieces of at most a chunk, many small tensors in one go."""
-    names: list[str] = []
-    pieces: list[Tensor] = []
-    starts: list[int] = []
-    filled = 0
+    small: dict[str, Tensor] = {}
     for name, word in words.items():
-        for start in range(0, word.numel(), _CHUNK):
-            piece = word[start : start + _CHUNK]
-            if filled + piece.numel() > _CHUNK and names:
-                yield names, _weighted_sums(pieces, starts)
-                names, pieces, starts, filled = [], [], [], 0
-            names.append(name)
-            pieces.append(piece)
-            starts.append(start)
-            filled += piece.numel()
-    if names:
-        yield names, _weighted_sums(pieces, starts)
+        if word.numel() <= _SMALL:
+            small[name] = word
+            continue
+        table = _weights(word.device)
+        pieces = word.split(_CHUNK)
+        # int64 products and sums wrap, which is what a hash wants. Each piece counts differently.
+        sums = [(2 * place + 1) * (piece * table[: len(piece)]).sum() for place, piece in enumerate(pieces)]
+        yield [name] * len(pieces), torch.stack(sums)
+    if small:
+        yield list(small), _small_sums(list(small.values()))
 
 
-def _weighted_sums(pieces: list[Tensor], starts: list[int]) -> Tensor:
-    """For each piece the sum of its words, each times an odd number that depends on its place in its tensor."""
-    device = pieces[0].device
-    sizes = torch.tensor([piece.numel() for piece in pieces])
+def _small_sums(words: list[Tensor]) -> Tensor:
+    """The weighted sum of each of many small tensors, with a few operations for all."""
+    device = words[0].device
+    sizes = torch.tensor([len(word) for word in words])
     ends = sizes.cumsum(0)
-    offsets = torch.tensor(starts) - (ends - sizes)
-    sizes, ends, offsets = sizes.to(device), ends.to(device), offsets.to(device)
-    words = torch.cat([piece.to(torch.int64) for piece in pieces])
-    place = torch.arange(len(words), device=device) + offsets.repeat_interleave(sizes, output_size=len(words))
-    # int64 products and sums wrap, which is what a hash wants.
-    weight = place.mul_(0x9E3779B97F4A7C1).add_(0x5851F42D4C957F2D).bitwise_or_(1)
-    running = words.mul_(weight).cumsum(0)
-    return torch.diff(running[ends - 1], prepend=running.new_zeros(1))
+    starts = (ends - sizes).to(device).repeat_interleave(sizes.to(device), output_size=int(ends[-1]))
+    place = torch.arange(len(starts), device=device) - starts
+    running = torch.cat([word.to(torch.int64) for word in words]).mul_(_weights(device)[place]).cumsum(0)
+    # An empty tensor ends where the one before it ends.
+    totals = torch.cat([running.new_zeros(1), running])[torch.cat([ends.new_zeros(1), ends]).to(device)]
+    return totals.diff()
+
+
+@lru_cache(maxsize=4)
+def _weights(device: torch.device) -> Tensor:
+    """An odd number for each place in a chunk."""
+    place = torch.arange(_CHUNK, device=device)
+    return place.mul_(0x9E3779B97F4A7C1).add_(0x5851F42D4C957F2D).bitwise_or_(1)

@@ -80,6 +80,11 @@ class Moments:
     def covariance(self) -> Tensor:
         return self.scatter / self.n
 
+    @property
+    def variance(self) -> Tensor:
+        """The diagonal of the covariance."""
+        return (self.gram.diagonal(dim1=-2, dim2=-1) - self.total.square() / self.n) / self.n
+
     def scatter_about(self, centre: Tensor) -> Tensor:
         """Σ(x − c)(x − c)ᵀ about any point."""
         return _add_outer(self.scatter, (self.mean - centre) * self.n**0.5, +1)
@@ -120,8 +125,7 @@ class Moments:
         total, gram = other._about(self.pivot)
         rest = Moments.build(self.n - other.n, self.pivot, self.total - total, self.gram - gram)
         # Whatever is taken out of itself leaves no negative variance.
-        variance, before = rest.scatter.diagonal(dim1=-2, dim2=-1), self.scatter.diagonal(dim1=-2, dim2=-1)
-        if bool((variance < -1e-3 * before.amax(-1, keepdim=True)).any()):
+        if bool((rest.variance < -1e-3 * self.variance.amax(-1, keepdim=True)).any()):
             raise StatisticsError("the rows taken away were not among those counted: a variance would be negative.")
         return rest
 

@@ -105,8 +105,8 @@ def recalibrate(model: nn.Module, norms: Sequence[str], data: Iterable[Any], for
                 norm.reset_running_stats()
                 norm.momentum = None
                 norm.train()
-            for batch in batches(model, data, "recalibrate"):
-                feed(model, batch, forward)
+            for batch in batches(data, "recalibrate"):
+                feed(model, on_device(model, batch), forward)
                 samples += len(first_tensor(batch))
                 if samples >= RECALIBRATION_SAMPLES:
                     break

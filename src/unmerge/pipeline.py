@@ -18,7 +18,6 @@ from unmerge.batches import Forward, Mask, device_of
 from unmerge.directions import Directions, directions
 from unmerge.edit import Edit, LayerEdit
 from unmerge.errors import EditError, LayerError, UnmergeWarning, listing
-from unmerge.fingerprint import fingerprint, state_of
 from unmerge.initial import Init, initial_weights
 from unmerge.layers import is_transposed, weight_matrix
 from unmerge.moments import full_precision
@@ -219,10 +218,7 @@ def _edit(
         head=head if head in layers else None,
         removed=removed,
     )
-    state = state_of(model)
-    with torch.no_grad():
-        touched = edit.changes(state, 0.0)
-    edit.weights.update(fingerprint({name: state[name] for name in touched}))
+    edit.weights.update({name: request.statistics.weights[name] for name in edit.touched})
     edit.provenance.update(
         unmerge=VERSION,
         torch=torch.__version__,

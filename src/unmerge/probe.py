@@ -11,12 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unmerge.batches import Forward, feed, head_of, logits_of
+from unmerge.batches import Forward, feed, logits_of
 from unmerge.layers import weight_matrix
 from unmerge.normalization import Consumers
 from unmerge.unfolding import agrees, geometry
-
-_SAMPLES = 2
 
 Hook = Callable[[str, nn.Module, Tensor, Tensor], None]
 
@@ -33,7 +31,7 @@ class Probe:
 
 
 def probe(model: nn.Module, names: Sequence[str], batch: Any, forward: Forward | None) -> Probe:
-    """Feed the first samples of a batch and watch the layers."""
+    """Feed a batch of a few samples and watch the layers."""
     found = Probe()
     consumers = Consumers(model)
     inputs: dict[str, list[tuple[object, ...]]] = defaultdict(list)
@@ -51,7 +49,7 @@ def probe(model: nn.Module, names: Sequence[str], batch: Any, forward: Forward |
         consumers.watch(name, output)
 
     with hooked(model, names, look), consumers:
-        result = logits_of(feed(model, head_of(batch, _SAMPLES), forward))
+        result = logits_of(feed(model, batch, forward))
 
     first_with: dict[tuple[tuple[object, ...], ...], str] = {}
     for name, calls in inputs.items():

@@ -69,7 +69,7 @@ def main() -> None:
         images, labels = images_of(options.data, options.images)
     model = cifar_resnet(options.model, int(labels.max()) + 1)
     size = options.batch or (1000 if device.type == "cuda" else 250)
-    everything = Batches(images.to(device, memory_format=torch.channels_last), labels.to(device), size)
+    everything = Batches(images.to(device, memory_format=torch.channels_last), labels, size)
     forget = everything.first(options.forget)
     if options.weights is None:
         model.to(device)

@@ -1,0 +1,61 @@
+"""The directions of a layer, group by group."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import networks
+import reference
+from networks import batched, request
+from unmerge import Recipe, collect
+from unmerge.directions import directions
+from unmerge.request import Request
+
+
+def made(model: nn.Module, layer: str, recipe: Recipe, classes: int = 4) -> tuple[Request, reference.Layer]:
+    """A request over one layer and the reference's directions for it."""
+    forget, retain = request((4, 6, 7), forgotten=(0, 1), kept=range(2, classes), each=5)
+    lost = collect(model, batched(forget, 4), layers=[layer], per_class="full", sample=10_000)
+    kept = collect(model, batched(retain, 4), layers=[layer])
+    return Request(lost, kept), reference.unmerge(model, [layer], forget, retain, recipe)[layer]
+
+
+@pytest.mark.parametrize("basis", ["lda", "cav-class", "contrastive", "pca", "deflated-pca"])
+@pytest.mark.parametrize("kind", ["plain", "groups", "depthwise"])
+def test_forget_and_retain_directions_are_the_reference_in_every_group(kind: str, basis: str) -> None:
+    model = networks.convolution_net(kind)
+    recipe = Recipe(basis=basis, rank=3, retain_rank=4, deflate=2)
+    made_request, expected = made(model, "conv", recipe)
+    found = directions(made_request.pools("conv"), recipe)
+    groups = model.conv.groups
+    assert found.forget.dim() == (3 if groups > 1 else 2)
+    for side, bases in ((found.forget, expected.forget_basis), (found.retain, expected.retain_basis)):
+        for basis_found, wanted in zip(side.reshape(groups, *side.shape[-2:]), bases, strict=True):
+            assert basis_found.shape == wanted.shape
+            assert torch.allclose(basis_found @ basis_found.T, wanted @ wanted.T, atol=1e-6)
+
+
+def test_a_group_with_fewer_directions_has_zero_columns_at_the_end() -> None:
+    model = networks.convolution_net("depthwise")
+    with torch.no_grad():
+        model.stem.weight[2] = 0
+        model.stem.bias[2] = 0
+    recipe = Recipe(basis="pca", rank=3, retain_rank=4)
+    found = directions(made(model, "conv", recipe)[0].pools("conv"), recipe)
+    assert found.rank == 3
+    assert found.forget[2].abs().max() == 0
+    assert found.retain[2].abs().max() == 0
+    assert torch.allclose(found.forget[0].T @ found.forget[0], torch.eye(3, dtype=torch.float64), atol=1e-10)
+
+
+def test_private_mean_brings_its_own_coefficients_instead_of_a_retain_span() -> None:
+    model = networks.convolution_net("groups")
+    recipe = Recipe(basis="private-mean")
+    made_request, expected = made(model, "conv", recipe)
+    found = directions(made_request.pools("conv"), recipe)
+    assert found.retain.shape[-1] == 0
+    weight = model.conv.weight.detach().reshape(2, 3, -1)
+    task = weight @ found.lift @ found.forget.mT
+    assert torch.allclose(task, torch.stack(expected.forget_task), atol=1e-8)
