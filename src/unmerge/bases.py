@@ -80,14 +80,11 @@ def private_mean(factor: Tensor, forget_shifts: Tensor, retain_shifts: Tensor) -
     class mean keeps its response. Empty where the retain means span the whole input.
     """
     size = factor.shape[-1]
-    retain = torch.linalg.solve_triangular(factor, retain_shifts.mT, upper=False)
-    span, values, _ = torch.linalg.svd(retain, full_matrices=False)
-    span = span[:, values > _NEGLIGIBLE * values[:1]]
+    span = spanning(torch.linalg.solve_triangular(factor, retain_shifts.mT, upper=False))
     whitened = torch.linalg.solve_triangular(factor, forget_shifts.mT, upper=False)
     private = whitened - span @ (span.mT @ whitened)
     private = private - span @ (span.mT @ private)
-    directions, values, _ = torch.linalg.svd(private, full_matrices=False)
-    directions = directions[:, values > _NEGLIGIBLE * whitened.norm()]
+    directions = spanning(private, largest=whitened.norm())
     if span.shape[1] >= size or directions.shape[1] == 0:
         return factor.new_zeros(size, 0), factor.new_zeros(size, 0)
     basis, upper = torch.linalg.qr(torch.linalg.solve_triangular(factor.mT, directions, upper=True))
@@ -107,17 +104,26 @@ def factor_solve(factor: Tensor, right: Tensor) -> Tensor:
     return torch.cholesky_solve(right.double(), factor)
 
 
+def spanning(columns: Tensor, largest: Tensor | None = None) -> Tensor:
+    """The left singular vectors of some columns, but for those below 1e-6 of the largest singular value."""
+    # By way of the small Gram matrix: a tall SVD on a GPU takes longer than all the rest.
+    values, rotation = torch.linalg.eigh((columns.mT @ columns).cpu())
+    largest = values[-1:].sqrt() if largest is None else largest.cpu()
+    rotation = rotation[:, values > (_NEGLIGIBLE * largest) ** 2].flip(1).to(columns.device)
+    # Twice, since the first result is orthogonal only as far as the Gram resolves small values.
+    return torch.linalg.qr(columns @ rotation)[0]
+
+
 def orthonormal(probes: Tensor) -> Tensor:
     """Rows to orthonormal columns in order; a row that earlier ones explain to 1e-6 is dropped."""
-    columns: list[Tensor] = []
-    for probe in probes.double():
-        length = probe.norm()
-        left = probe
-        for _ in range(2):  # once more, since the first pass leaves rounding of the size of the probe
-            for column in columns:
-                left = left - (column @ left) * column
-        if length > 0 and left.norm() > _NEGLIGIBLE * length:
-            columns.append(left / left.norm())
-    if not columns:
-        return probes.new_zeros(probes.shape[1], 0, dtype=torch.float64)
-    return torch.stack(columns, dim=1)
+    rows = probes.double().cpu()  # every step needs the one before it, and each is too small for a GPU
+    found = torch.zeros_like(rows)
+    count = 0
+    for row in rows:
+        left = row
+        for _ in range(2):  # once more, since the first pass leaves rounding of the size of the row
+            left = left - (found[:count] @ left) @ found[:count]
+        if left.norm() > _NEGLIGIBLE * row.norm():
+            found[count] = left / left.norm()
+            count += 1
+    return found[:count].mT.contiguous().to(probes.device)

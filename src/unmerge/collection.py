@@ -67,7 +67,8 @@ def collect(
             if recorder is None:
                 seen = probe(model, selection.names, on_device(model, head_of(batch, PROBE_SAMPLES)), forward)
                 labelled = labels_of(batch) is not None
-                recorder = Recorder(model, selection, seen, labelled, per_class == "full", sample, max_points, seed)
+                full = per_class == "full"
+                recorder = Recorder(model, selection, seen, labelled, full, sample, max_points, seed)
             recorder.read(batch, mask, forward)
             if recorder.is_full:
                 break
@@ -95,11 +96,13 @@ class Recorder:
         self._left_out = dict(selection.left_out)
         self._names = [name for name in selection.names if not self._refused(name, name in seen.disagrees)]
         self._labelled = labelled
+        # The sums of whole samples would not fit rows that end in the middle of one.
+        self._by_class = labelled and (full or max_points is None)
         self._codes: dict[int, int] = {}
         self._class_samples: dict[int, int] = {}
         self._samples = 0
         self._accumulators = {
-            name: Accumulator(model.get_submodule(name), labelled, full, sample, max_points, seed + place)
+            name: Accumulator(model.get_submodule(name), self._by_class, full, sample, max_points, seed + place)
             for place, name in enumerate(self._names)
             if name not in seen.leader
         }
@@ -115,7 +118,7 @@ class Recorder:
 
     def read(self, batch: Any, mask: Mask, forward: Forward | None) -> None:
         """Count one batch."""
-        labels = labels_of(batch)  # before it moves: reading them back would wait for the device
+        labels = labels_of(batch)  # before they move: reading them back would wait for the device
         batch = on_device(self._model, batch)
         if (labels is not None) != self._labelled:
             raise DataError("some batches have class labels and some have none; expected one label a sample in all.")
@@ -193,7 +196,7 @@ class Recorder:
         return True
 
     def _facts_of(self, size: int, labels: Tensor | None, mask: Tensor | None) -> BatchFacts:
-        if labels is None:
+        if labels is None or not self._by_class:
             return BatchFacts(size, None, (), 0, mask)
         distinct, inverse, counts = labels.cpu().unique(return_inverse=True, return_counts=True)
         present = tuple(self._codes.setdefault(label, len(self._codes)) for label in distinct.tolist())

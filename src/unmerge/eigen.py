@@ -11,7 +11,7 @@ from torch import Tensor
 from unmerge.moments import full_precision
 
 EXACT_UP_TO = {"cpu": 1024, "cuda": 256}  # above, iterating is several times faster
-_TOLERANCE = 1e-6  # relative change of the captured energy at which the iteration stops
+_TOLERANCE = 1e-5  # relative change of the captured energy at which the iteration stops
 _ITERATIONS = 60
 _CHECK_EVERY = 3
 
