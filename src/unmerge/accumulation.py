@@ -14,6 +14,16 @@ from unmerge.unfolding import chunks
 
 
 @dataclass(frozen=True)
+class Keep:
+    """What is kept beyond moments and class sums."""
+
+    full: bool = False  # the full moments of each class
+    sample: int = 0  # this many rows
+    max_points: int | None = None  # count only the first rows
+    seed: int = 0
+
+
+@dataclass(frozen=True)
 class BatchFacts:
     """What the layers need to know of the batch in flight."""
 
@@ -42,15 +52,13 @@ class LayerStatistics:
 class Accumulator:
     """Takes a layer's inputs batch by batch and ends as `LayerStatistics`."""
 
-    def __init__(
-        self, module: nn.Module, labelled: bool, full: bool, sample: int, max_points: int | None, seed: int
-    ) -> None:
+    def __init__(self, module: nn.Module, labelled: bool, keep: Keep) -> None:
         self._module = module
-        self._labelled, self._full, self._max_points = labelled, full, max_points
+        self._labelled, self._full, self._max_points = labelled, keep.full, keep.max_points
         self._parts: dict[int, Moments | shifts.ShiftedMoments] = {}  # one a class when full, else one
         self._rows = 0
         self._class_sums, self._class_rows = _nothing(), _nothing()
-        self._reservoir = Reservoir(sample, seed) if sample else None
+        self._reservoir = Reservoir(keep.sample, keep.seed) if keep.sample else None
         self._by_shift: bool | None = None
 
     @property

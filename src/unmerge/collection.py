@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unmerge.accumulation import Accumulator, BatchFacts, LayerStatistics
+from unmerge.accumulation import Accumulator, BatchFacts, Keep, LayerStatistics
 from unmerge.batches import (
     Forward,
     Mask,
@@ -59,6 +59,7 @@ def collect(
     """
     if per_class not in ("means", "full"):
         raise DataError(f"per_class={per_class!r} is not 'means' or 'full'.")
+    keep = Keep(per_class == "full", sample, max_points, seed)
     selection = select(model, layers, skip_layers)
     weights = fingerprint(state_of(model))
     with evaluating(model):
@@ -66,9 +67,7 @@ def collect(
         for batch in batches(data, what):
             if recorder is None:
                 seen = probe(model, selection.names, on_device(model, head_of(batch, PROBE_SAMPLES)), forward)
-                labelled = labels_of(batch) is not None
-                full = per_class == "full"
-                recorder = Recorder(model, selection, seen, labelled, full, sample, max_points, seed)
+                recorder = Recorder(model, selection, seen, labels_of(batch) is not None, keep)
             recorder.read(batch, mask, forward)
             if recorder.is_full:
                 break
@@ -79,17 +78,7 @@ def collect(
 class Recorder:
     """Turns batches into statistics while its hooks are attached."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        selection: Selection,
-        seen: Probe,
-        labelled: bool,
-        full: bool,
-        sample: int,
-        max_points: int | None,
-        seed: int,
-    ) -> None:
+    def __init__(self, model: nn.Module, selection: Selection, seen: Probe, labelled: bool, keep: Keep) -> None:
         self._model = model
         self._probe = seen
         self._named = selection.named
@@ -97,20 +86,21 @@ class Recorder:
         self._names = [name for name in selection.names if not self._refused(name, name in seen.disagrees)]
         self._labelled = labelled
         # The sums of whole samples would not fit rows that end in the middle of one.
-        self._by_class = labelled and (full or max_points is None)
+        self._by_class = labelled and (keep.full or keep.max_points is None)
         self._codes: dict[int, int] = {}
         self._class_samples: dict[int, int] = {}
         self._samples = 0
         self._accumulators = {
-            name: Accumulator(model.get_submodule(name), self._by_class, full, sample, max_points, seed + place)
-            for place, name in enumerate(self._names)
+            name: Accumulator(model.get_submodule(name), self._by_class, keep)
+            for name in self._names
             if name not in seen.leader
         }
         self._checked = set(seen.called)
         self._order: dict[str, None] = {}  # as called, so that the first broken layer can be named
         self._facts: BatchFacts | None = None
         self._inputs: dict[str, list[tuple[object, ...]]] = {}
-        self._alive: list[Tensor] = []
+        self._leading = set(seen.leader.values())
+        self._alive: list[Tensor] = []  # inputs that layers still to come share, so that their address stays theirs
 
     @property
     def is_full(self) -> bool:
@@ -173,7 +163,8 @@ class Recorder:
         key = identity(given)
         self._inputs[name].append(key)
         if leader == name:
-            self._alive.append(given)
+            if name in self._leading:
+                self._alive.append(given)
             assert self._facts is not None
             self._accumulators[name].add(given, self._facts)
         elif self._inputs[leader][: len(self._inputs[name])] != self._inputs[name]:
