@@ -37,7 +37,7 @@ PROBE_SAMPLES = 2
 def collect(
     model: nn.Module,
     data: Iterable[Any],
-    layers: LayerChoice = None,
+    layers: LayerChoice | Statistics = None,
     *,
     skip_layers: int | str = 0,
     per_class: str = "means",
@@ -51,6 +51,7 @@ def collect(
     """The statistics of the layers' inputs over one pass of `data`; the model is left as it was.
 
     layers: names, 're:' patterns or a predicate; None takes every editable layer after the first `skip_layers`.
+        Earlier `Statistics` of the same weights take theirs, and what their first samples showed of them.
     per_class: with labels, keep the "means" of every class, or the "full" moments of each (cav-class).
     sample: this many rows a layer are kept, drawn at random (cav-kmeans).
     max_points: count only the first rows of each layer, and stop reading when all have theirs.
@@ -60,19 +61,27 @@ def collect(
     if per_class not in ("means", "full"):
         raise DataError(f"per_class={per_class!r} is not 'means' or 'full'.")
     keep = Keep(per_class == "full", sample, max_points, seed)
-    selection = select(model, layers, skip_layers)
     weights = fingerprint(state_of(model))
+    known: Statistics | None = None
+    if isinstance(layers, Statistics):
+        known, layers = layers, layers.layers
+        known.check_weights(weights)
+    selection = select(model, layers, skip_layers)
     with evaluating(model):
         recorder: Recorder | None = None
         for batch in batches(data, what):
             if recorder is None:
-                seen = probe(model, selection.names, on_device(model, head_of(batch, PROBE_SAMPLES)), forward)
+                few = on_device(model, head_of(batch, PROBE_SAMPLES))
+                seen = known.probe if known is not None else probe(model, selection.names, few, forward)
                 recorder = Recorder(model, selection, seen, labels_of(batch) is not None, keep)
             recorder.read(batch, mask, forward)
             if recorder.is_full:
                 break
         assert recorder is not None
-        return recorder.finish(weights)
+        statistics = recorder.finish(weights)
+        if known is not None:
+            statistics.left_out = {**known.left_out, **statistics.left_out}
+        return statistics
 
 
 class Recorder:

@@ -12,8 +12,8 @@ from unmerge.moments import full_precision
 
 EXACT_UP_TO = {"cpu": 1024, "cuda": 256}  # above, iterating is several times faster
 _TOLERANCE = 1e-5  # relative change of the captured energy at which the iteration stops
-_ITERATIONS = 60
-_CHECK_EVERY = 3
+_ITERATIONS = 40
+_CHECK_EVERY = 2
 
 Product = Callable[[Tensor], Tensor]
 
@@ -54,11 +54,12 @@ def _iterated(multiply: Product, rank: int, like: Tensor) -> tuple[Tensor, Tenso
     before = 0.0
     for iteration in range(1, _ITERATIONS + 1):
         basis = torch.linalg.qr(block)[0]
-        block = multiply(basis)
+        image = multiply(basis)
+        block = multiply(image / image.norm())  # two products an orthogonalisation, which costs more than both
         if iteration % _CHECK_EVERY:
             continue
         # So small a problem is solved faster on the CPU, and the answer is needed there.
-        values, rotation = torch.linalg.eigh((basis.mT.double() @ block.double()).cpu())
+        values, rotation = torch.linalg.eigh((basis.mT.double() @ image.double()).cpu())
         energy = values[-rank:].sum().item()
         if abs(energy - before) <= _TOLERANCE * abs(energy):
             vectors = basis.double() @ rotation[:, -rank:].flip(1).to(basis.device)

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten
 
 from unmerge.batches import Forward, batches, feed, first_tensor, on_device
 from unmerge.errors import DataError
@@ -54,7 +53,9 @@ class Consumers(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not self._paused:
-            tensors = [value for value in tree_flatten((args, kwargs))[0] if isinstance(value, Tensor)]
+            given = [*args, *(kwargs or {}).values()]
+            listed = [value for group in given if isinstance(group, (list, tuple)) for value in group]
+            tensors = [value for value in (*given, *listed) if isinstance(value, Tensor)]
             norm = next((self._means[id(tensor)] for tensor in tensors if id(tensor) in self._means), None)
             if norm is not None:
                 self._norm_calls[norm] += 1

@@ -110,17 +110,18 @@ def request_of(
     forget_data: Any = forget
     retain_data: Any = retain
     if not isinstance(forget, Statistics):
-        like = retain if isinstance(retain, Statistics) else None
-        choice: Any = {"layers": like.layers} if like else {"layers": recipe.layers, "skip_layers": recipe.skip_layers}
+        choice: Any = {"layers": recipe.layers, "skip_layers": recipe.skip_layers}
+        if isinstance(retain, Statistics):
+            choice = {"layers": retain}
         forget = collect(model, forget, **choice, **_needs(recipe), **options, what="forget")
     if not isinstance(retain, Statistics):
-        retain = collect(model, retain, forget.layers, **options, what="retain")
+        retain = collect(model, retain, forget, **options, what="retain")
     request = _of_pools(forget, retain, recipe)  # which also sees that both have the same weights
     if forget is forget_data and retain is retain_data:
         forget.check_weights(fingerprint(state_of(model)))
     if not limited:
         return request
-    options |= {"layers": forget.layers, "max_points": recipe.max_points}
+    options |= {"layers": forget, "max_points": recipe.max_points}
     return replace(
         request,
         probe_forget=collect(model, forget_data, **_needs(recipe), **options, what="forget probes"),

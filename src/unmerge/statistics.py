@@ -16,6 +16,7 @@ from unmerge.errors import StatisticsError, listing
 from unmerge.files import read_tensors, write_tensors
 from unmerge.fingerprint import differences
 from unmerge.moments import Moments
+from unmerge.probe import Probe
 from unmerge.version import VERSION
 
 KIND = "statistics"
@@ -39,6 +40,14 @@ class Statistics:
         if layer not in self.layers:
             raise StatisticsError(f"these statistics have no layer {layer!r}; they have {listing(self.layers)}.")
         return self.layers[layer]
+
+    @property
+    def probe(self) -> Probe:
+        """What was seen of the layers, for another pass through the same weights."""
+        first: dict[int, str] = {}
+        leaders = {name: first.setdefault(id(layer), name) for name, layer in self.layers.items()}
+        shared = {name: leader for name, leader in leaders.items() if leader != name}
+        return Probe(set(self.layers), set(), shared, dict(self.shift_to), self.head)
 
     def check_weights(self, weights: dict[str, str]) -> None:
         """Refuse a model other than the one that was read: its inputs depend on every weight before a layer."""

@@ -25,10 +25,9 @@ def rows(module: nn.Module, inputs: Tensor) -> Tensor:
         inputs = inputs.reshape(1, -1) if inputs.dim() == 1 else inputs
         return inputs.reshape(inputs.shape[0], -1, inputs.shape[-1])
     image = _padded(module, _batched(inputs))
-    samples, channels, height, width = image.shape
+    samples, channels = image.shape[:2]
     (high, wide), (down, right), (rise, run) = module.kernel_size, module.stride, module.dilation
-    out_height = (height - rise * (high - 1) - 1) // down + 1
-    out_width = (width - run * (wide - 1) - 1) // right + 1
+    out_height, out_width = _places(module, image)
     groups = module.groups
     by_sample, by_channel, by_row, by_column = image.stride()
     # A view in which every place of the output sees its patch; the reshape makes the one copy.
@@ -70,6 +69,13 @@ def geometry(module: nn.Module) -> tuple[object, ...]:
     return (module.kernel_size, module.stride, padding, module.dilation, module.groups, module.padding_mode)
 
 
+def _places(module: nn.Conv2d, image: Tensor) -> tuple[int, int]:
+    """Height and width of the convolution's output for a padded image."""
+    extents = zip(image.shape[-2:], module.kernel_size, module.stride, module.dilation, strict=True)
+    high, wide = ((size - dilation * (kernel - 1) - 1) // stride + 1 for size, kernel, stride, dilation in extents)
+    return high, wide
+
+
 def _batched(inputs: Tensor) -> Tensor:
     return inputs.unsqueeze(0) if inputs.dim() == 3 else inputs
 
@@ -95,6 +101,8 @@ def agrees(module: nn.Module, inputs: Tensor, output: Tensor, matrix: Tensor) ->
     """Whether (rows) · (weight matrix) + bias is what the module returned, up to the rounding of its type."""
     if isinstance(module, nn.Conv2d):
         inputs, output = _batched(inputs)[:2], _batched(output)[:2]
+        if _places(module, _padded(module, inputs)) != output.shape[-2:]:
+            return False
     found = rows(module, inputs).double() @ (matrix.unsqueeze(1) if matrix.dim() == 3 else matrix).double().mT
     if isinstance(module, nn.Conv2d):
         if found.dim() == 4:

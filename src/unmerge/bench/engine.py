@@ -107,8 +107,12 @@ def measure(
     layers = edited_layers(model)
     warm = 3 if device.type == "cuda" else 1
 
-    def collect(data: Batches) -> unmerge.Statistics:
-        return unmerge.collect(model, data, layers, forward=forward)
+    def collect(data: Batches, like: Any = layers) -> unmerge.Statistics:
+        return unmerge.collect(model, data, like, forward=forward)
+
+    def both() -> tuple[unmerge.Statistics, unmerge.Statistics]:
+        first = collect(forget)
+        return first, collect(rest, first)
 
     collect(forget)  # the first call of a process is slow
     if device.type == "cuda":
@@ -116,7 +120,7 @@ def measure(
     _, plain = timed(lambda: plain_forward(model, everything, forward), warm)
     _, plain_forget = timed(lambda: plain_forward(model, forget, forward), warm)
     before = _peak_memory(device)
-    (part, retain), passes = timed(lambda: (collect(forget), collect(rest)), warm)
+    (part, retain), passes = timed(both, warm)
     edit, fit_seconds = timed(lambda: unmerge.fit(model, part, retain, init="zero"), warm)
     memory = _peak_memory(device)
     whole = part + retain
@@ -133,7 +137,7 @@ def measure(
         megabytes = path.stat().st_size / 2**20
     print(f"statistics of S on disk           {megabytes:9.0f} MiB   ", end="")
     print(f"(saved in {save_seconds:.2f} s, read in {load_seconds:.2f} s)")
-    following, next_part = timed(lambda: collect(forget), warm)
+    following, next_part = timed(lambda: collect(forget, loaded), warm)
     _, next_fit = timed(lambda: unmerge.fit(model, following, loaded - following, init="zero"), warm)
     print(f"next request:  pass over F        {next_part:9.3f} s   {next_part / plain_forget:.2f}x a plain forward")
     print(f"               in all             {next_part + next_fit:9.3f} s")
