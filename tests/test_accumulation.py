@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
-from networks import CONVOLUTIONS, Batch, batched, samples
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from networks import CONVOLUTIONS, Batch, batched, samples
 from unmerge import unfolding
-from unmerge.accumulation import Accumulator, BatchFacts, LayerStatistics, Reservoir
+from unmerge.accumulation import Accumulator, BatchFacts, Keep, LayerStatistics, Reservoir
 from unmerge.errors import DataError
 from unmerge.moments import Moments
 from unmerge.unfolding import rows
@@ -34,15 +35,8 @@ def facts_of(labels: Tensor | None, size: int, mask: Tensor | None = None) -> Ba
     return BatchFacts(size=size, codes=labels, present=present, classes=4, mask=mask)
 
 
-def accumulate(
-    module: nn.Module,
-    batches: Sequence[Batch],
-    labelled: bool = True,
-    full: bool = False,
-    sample: int = 0,
-    max_points: int | None = None,
-) -> LayerStatistics:
-    accumulator = Accumulator(module, labelled, full, sample, max_points, seed=0)
+def accumulate(module: nn.Module, batches: Sequence[Batch], labelled: bool = True, **kept: int) -> LayerStatistics:
+    accumulator = Accumulator(module, labelled, Keep(**kept))
     for inputs, labels in batches:
         accumulator.add(inputs, facts_of(labels if labelled else None, len(inputs)))
     return accumulator.finish()
@@ -94,7 +88,7 @@ def test_full_class_moments_are_those_of_each_class_and_add_up(kind, labels, siz
 
 
 @pytest.mark.parametrize("kind", ["unfolded", "grouped"])
-@pytest.mark.parametrize("options", [{}, {"full": True}, {"max_points": 50}, {"sample": 10_000}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"full": True}, {"full": True, "max_points": 50}, {"sample": 10_000}], ids=str)
 def test_unfolding_in_pieces_changes_nothing(kind, options, monkeypatch):
     module, shape = LAYERS[kind]
     batches = batched(samples(shape, [0, 1, 1, 2, 0, 1, 3]), 4)
@@ -122,15 +116,14 @@ def test_without_labels_there_is_nothing_by_class():
 def test_max_points_counts_the_first_rows_and_no_more(kind, points):
     module, shape = LAYERS[kind]
     data = samples(shape, [0, 1, 1, 2, 0, 1])
-    found = accumulate(module, batched(data, 2), max_points=points)
+    found = accumulate(module, batched(data, 2), labelled=False, max_points=points)
     assert_same(found.moments, Moments.of(direct(module, data[0])[..., :points, :]))
 
 
-@pytest.mark.parametrize("full", [True, False])
-def test_max_points_limits_the_class_sums_alike(full):
+def test_max_points_limits_the_class_moments_alike():
     module, shape = LAYERS["tokens"]
     data = samples(shape, [0, 1, 1, 2])
-    found = accumulate(module, batched(data, 2), max_points=7, full=full)
+    found = accumulate(module, batched(data, 2), max_points=7, full=True)
     kept, labels = direct(module, data[0])[:7], data[1].repeat_interleave(5)[:7]
     assert found.class_rows[:2].tolist() == [5, 2]
     assert found.class_rows.sum() == found.moments.n
@@ -140,7 +133,7 @@ def test_max_points_limits_the_class_sums_alike(full):
 def test_an_accumulator_is_full_when_it_has_its_rows():
     module, shape = LAYERS["tokens"]
     inputs, _ = samples(shape, [0, 1])
-    accumulator = Accumulator(module, False, False, 0, 11, seed=0)
+    accumulator = Accumulator(module, False, Keep(max_points=11))
     accumulator.add(inputs, facts_of(None, 2))
     assert not accumulator.is_full
     accumulator.add(inputs, facts_of(None, 2))
@@ -152,7 +145,7 @@ def test_a_mask_drops_rows_everywhere(full):
     module, shape = LAYERS["tokens"]
     inputs, labels = samples(shape, [0, 1, 1])
     mask = torch.tensor([[1, 1, 0, 0, 0], [1, 1, 1, 1, 1], [0, 0, 1, 0, 0]]).bool()
-    accumulator = Accumulator(module, True, full, 100, None, seed=0)
+    accumulator = Accumulator(module, True, Keep(full=full, sample=100))
     accumulator.add(inputs, facts_of(labels, 3, mask))
     found = accumulator.finish()
     assert_same(found.moments, Moments.of(inputs[mask]))
@@ -166,7 +159,7 @@ def test_what_stands_in_dropped_rows_does_not_matter():
     inputs, labels = samples(shape, [0, 1, 1])
     mask = torch.tensor([[1, 1, 1, 0, 0]] * 3).bool()
     inputs[~mask] = torch.nan
-    accumulator = Accumulator(module, True, False, 0, None, seed=0)
+    accumulator = Accumulator(module, True, Keep())
     accumulator.add(inputs, facts_of(labels, 3, mask))
     found = accumulator.finish()
     assert found.moments.scatter.isfinite().all()
@@ -177,11 +170,11 @@ def test_a_mask_also_fits_flattened_tokens_and_passes_over_pooled_rows():
     module = nn.Linear(6, 2)
     inputs, labels = samples((5, 6), [0, 1])
     mask = torch.tensor([[1, 1, 0, 0, 0], [1, 1, 1, 1, 0]]).bool()
-    flat = Accumulator(module, True, False, 0, None, seed=0)
+    flat = Accumulator(module, True, Keep())
     flat.add(inputs.flatten(0, 1), facts_of(labels, 2, mask))
     assert_same(flat.finish().moments, Moments.of(inputs[mask]))
     assert flat.finish().class_rows[:2].tolist() == [2, 4]
-    pooled = Accumulator(module, True, False, 0, None, seed=0)
+    pooled = Accumulator(module, True, Keep())
     pooled.add(inputs[:, 0], facts_of(labels, 2, mask))
     assert pooled.finish().moments.n == 2
 
@@ -189,7 +182,7 @@ def test_a_mask_also_fits_flattened_tokens_and_passes_over_pooled_rows():
 def test_a_first_batch_of_which_nothing_counts_is_no_error():
     module, shape = LAYERS["tokens"]
     inputs, _ = samples(shape, [0, 1])
-    accumulator = Accumulator(module, False, False, 0, None, seed=0)
+    accumulator = Accumulator(module, False, Keep())
     accumulator.add(inputs, facts_of(None, 2, torch.zeros(2, 5, dtype=torch.bool)))
     assert accumulator.is_finite()
     accumulator.add(inputs, facts_of(None, 2, torch.ones(2, 5, dtype=torch.bool)))
@@ -200,7 +193,7 @@ def test_a_mask_of_another_length_is_refused():
     module, shape = LAYERS["tokens"]
     inputs, _ = samples(shape, [0, 1])
     with pytest.raises(DataError, match=r"mask has shape \(2, 4\).*2 x 5 rows"):
-        Accumulator(module, False, False, 0, None, seed=0).add(inputs, facts_of(None, 2, torch.ones(2, 4).bool()))
+        Accumulator(module, False, Keep()).add(inputs, facts_of(None, 2, torch.ones(2, 4).bool()))
 
 
 def test_a_mask_is_heeded_by_a_convolution_too():
@@ -209,7 +202,7 @@ def test_a_mask_is_heeded_by_a_convolution_too():
     inputs, _ = samples(shape, [0, 1])
     mask = torch.zeros(2, 42).bool()
     mask[:, :10] = True
-    accumulator = Accumulator(module, False, False, 0, None, seed=0)
+    accumulator = Accumulator(module, False, Keep())
     accumulator.add(inputs, facts_of(None, 2, mask))
     assert accumulator.finish().moments.n == 20
 
@@ -218,7 +211,7 @@ def test_rows_that_belong_to_no_sample_cannot_be_labelled():
     module = nn.Linear(6, 2)
     inputs, labels = samples((6,), [0, 1, 1])
     with pytest.raises(DataError, match="3 rows for 2 samples"):
-        Accumulator(module, True, False, 0, None, seed=0).add(inputs, facts_of(labels[:2], 2))
+        Accumulator(module, True, Keep()).add(inputs, facts_of(labels[:2], 2))
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
@@ -226,7 +219,7 @@ def test_rows_that_belong_to_no_sample_cannot_be_labelled():
 def test_what_is_not_finite_is_seen(kind, value):
     module, shape = LAYERS[kind]
     inputs, labels = samples(shape, [0, 1, 0])
-    accumulator = Accumulator(module, True, False, 0, None, seed=0)
+    accumulator = Accumulator(module, True, Keep())
     accumulator.add(inputs, facts_of(labels, 3))
     assert accumulator.is_finite()
     inputs[1].view(-1)[3] = value

@@ -5,21 +5,34 @@ from __future__ import annotations
 import gc
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
 import torch
-from networks import CONVOLUTIONS, batched, cnn, conv1d_net, convolution_net, hf_resnet, hf_vit, mlp, ready, samples
 from sklearn.datasets import load_digits
-from test_unfolding import SamePadding
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
 from transformers import BertConfig, BertForSequenceClassification
 
+from networks import (
+    CONVOLUTIONS,
+    batched,
+    cnn,
+    conv1d_net,
+    convolution_net,
+    hf_resnet,
+    hf_vit,
+    mlp,
+    ready,
+    resnet50_tree,
+    samples,
+)
+from test_unfolding import SamePadding
 from unmerge import Moments, collect
-from unmerge.errors import DataError, LayerError, UnmergeWarning
+from unmerge.errors import DataError, LayerError, StatisticsError, UnmergeWarning
 from unmerge.unfolding import rows
 
 
@@ -196,6 +209,13 @@ def test_tensors_tuples_mappings_and_forward_give_the_same_moments():
             assert_same(layer.moments, ways[0].layers[name].moments)
 
 
+def test_the_data_is_fed_once_after_a_few_samples_that_are_looked_at():
+    model, sizes = mlp(), []
+    model.register_forward_pre_hook(lambda module, args: sizes.append(len(args[0])))
+    collect(model, batched(samples((6,), [0, 1] * 20), 15))
+    assert sizes == [2, 15, 15, 10]
+
+
 def test_a_one_shot_generator_is_enough_for_one_pass():
     data = batched(samples((6,), [0, 1, 2, 1]), 2)
     model = mlp()
@@ -224,13 +244,47 @@ def test_autocast_does_not_round_the_statistics():
 def test_a_half_precision_model_is_read(dtype):
     model, data = cnn(dtype=dtype), [samples((3, 6, 6), [0, 1] * 8, dtype)]
     found = collect(model, data)
-    assert not found.left_out
     inputs = received(model, found.layers, data)
     for name, layer in found.layers.items():
         expected = Moments.of(flat_rows(model.get_submodule(name), inputs[name]).double())
         assert layer.moments.n == expected.n
         size = float(expected.scatter.abs().max())
         assert_close(layer.moments.scatter.double(), expected.scatter, rtol=0, atol=1e-2 * size)
+
+
+@pytest.mark.parametrize("per_class", ["means", "full"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_batches_of_one_sample_are_read_without_a_warning(dtype, per_class):
+    model, data = cnn(dtype=dtype), batched(samples((3, 1, 1), [0, 1, 0], dtype), 1)
+    assert collect(model, data, per_class=per_class).samples == 3
+
+
+# ---- a second pass through the same weights
+
+AGAIN = {**MODELS, "resnet50": (lambda: resnet50_tree(dtype=torch.float64), (3, 32, 32))}
+
+
+@pytest.mark.parametrize("kind", AGAIN)
+def test_a_pass_over_the_layers_of_earlier_statistics_equals_a_pass_of_its_own(kind):
+    make, shape = AGAIN[kind]
+    model = make()
+    first = collect(model, [samples(shape, [0, 1, 1])])
+    data = [samples(shape, [2, 0, 1, 2], seed=1)]
+    found, named, expected = collect(model, data, first), collect(model, data, first.layers), collect(model, data)
+    assert (found.head, found.shift_to) == (expected.head, expected.shift_to)
+    for name, layer in expected.layers.items():
+        assert_same(found[name].moments, layer.moments)
+        assert_same(named[name].moments, layer.moments)
+        assert_close(found[name].class_sums, layer.class_sums)
+
+
+def test_layers_of_statistics_of_other_weights_are_refused():
+    model, data = mlp(), [samples((6,), [0, 1, 1])]
+    first = collect(model, data)
+    with torch.no_grad():
+        model[2].bias += 1
+    with pytest.raises(StatisticsError, match=r"'2\.bias' differs"):
+        collect(model, data, first)
 
 
 # ---- padding
@@ -251,8 +305,8 @@ def bert(seed: int = 0) -> nn.Module:
 
 def sentences() -> tuple[list[Tensor], Tensor]:
     generator = torch.Generator().manual_seed(0)
-    lengths = (5, 9, 2, 7, 1, 4)
-    return [torch.randint(1, 20, (length,), generator=generator) for length in lengths], torch.tensor([0, 1, 2, 1, 0, 2])
+    texts = [torch.randint(1, 20, (length,), generator=generator) for length in (5, 9, 2, 7, 1, 4)]
+    return texts, torch.tensor([0, 1, 2, 1, 0, 2])
 
 
 def padded(texts: Sequence[Tensor], labels: Tensor, length: int) -> dict[str, Tensor]:
@@ -353,17 +407,21 @@ class Diverging(nn.Module):
         return output  # the second layer is not called
 
 
-@pytest.mark.parametrize("mode", ["another tensor", "twice", "not called"])
-def test_layers_that_stop_sharing_their_input_are_refused_or_counted_right(mode):
+def test_layers_that_stop_sharing_their_input_are_refused():
+    model, data = ready(Diverging("another tensor")), batched(samples((6,), [0] * 7), [2, 5])
+    with pytest.raises(LayerError, match=r"'first' and 'second' .* not later"):
+        collect(model, data)
+
+
+@pytest.mark.parametrize("mode", ["twice", "not called"])
+def test_layers_that_share_only_some_of_their_inputs_are_refused_or_counted_right(mode):
     model, data = ready(Diverging(mode)), batched(samples((6,), [0] * 7), [2, 5])
     inputs = received(model, ["first", "second"], data)
-    try:
-        found = collect(model, data)
-    except LayerError as error:
-        assert "'first' and 'second'" in str(error)
-        return
-    for name in ("first", "second"):
-        assert_same(found[name].moments, Moments.of(torch.cat(inputs[name])))
+    found = {}
+    with suppress(LayerError):
+        found = collect(model, data).layers
+    for name, layer in found.items():
+        assert_same(layer.moments, Moments.of(torch.cat(inputs[name])))
 
 
 # ---- bounded memory
@@ -406,6 +464,13 @@ def held_bytes() -> int:
     """The memory of all tensors that Python can reach."""
     tensors = (item for item in gc.get_objects() if type(item) is Tensor)
     return sum({one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in tensors}.values())
+
+
+@pytest.mark.parametrize("per_class", ["means", "full"])
+def test_max_points_leaves_no_class_sums_of_other_rows(per_class):
+    model, data = convolution_net("stride"), batched(samples((4, 6, 7), [0, 1, 2] * 8), 4)
+    for layer in collect(model, data, max_points=7, per_class=per_class).layers.values():
+        assert layer.class_rows.sum() in (0, layer.moments.n)
 
 
 @pytest.mark.parametrize("options", [{}, {"per_class": "full"}, {"sample": 10}], ids=["means", "full", "sample"])
@@ -545,11 +610,18 @@ def test_activations_that_become_infinite_inside_the_model_name_the_first_layer_
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"per_class": "median"}, {"sample": -1}, {"max_points": 0}, {"max_points": -4}, {"skip_layers": -1}, {"layers": 5}],
+    ("name", "value"),
+    [
+        ("per_class", "median"),
+        ("sample", -1),
+        ("max_points", 0),
+        ("max_points", -4),
+        ("skip_layers", -1),
+        ("skip_layers", "most"),
+        ("layers", 5),
+    ],
     ids=str,
 )
-def test_options_out_of_range_are_refused_by_name(options):
-    (name,) = options
+def test_options_out_of_range_are_refused_by_name(name, value):
     with pytest.raises((DataError, LayerError), match=name):
-        collect(mlp(), [samples((6,), [0, 1, 1])], **options)
+        collect(mlp(), [samples((6,), [0, 1, 1])], **{name: value})

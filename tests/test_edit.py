@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from networks import CONVOLUTIONS, batched, cnn, conv1d_net, convolution_net, hf_vit, mlp, request
 from safetensors.torch import load_file
-from test_files import file_size_limit
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from networks import CONVOLUTIONS, batched, cnn, conv1d_net, convolution_net, hf_vit, mlp, request
+from test_files import file_size_limit
 from unmerge import Edit, LayerEdit, Recipe, fit
 from unmerge.errors import EditError, FileError
 from unmerge.files import read_tensors, write_tensors
@@ -63,7 +63,8 @@ def test_apply_subtracts_alpha_b_q_and_adds_the_shift(kind, mean):
         weight = expected[f"{name}.weight"]
         delta = from_matrix(layer.B @ layer.Q.mT, weight, layer.transposed)
         expected[f"{name}.weight"] = weight - 0.7 * delta
-        assert_close(layer.Q.mT @ layer.Q, torch.eye(layer.rank, dtype=torch.float64).expand(*layer.Q.shape[:-2], -1, -1))
+        identity = torch.eye(layer.rank, dtype=torch.float64)
+        assert_close(layer.Q.mT @ layer.Q, identity.expand(*layer.Q.shape[:-2], -1, -1))
         if layer.shift is not None:
             sign = -1 if layer.shift_to.endswith("running_mean") else 1
             expected[layer.shift_to] = expected[layer.shift_to] + sign * 0.7 * layer.shift
@@ -244,7 +245,7 @@ def test_other_weights_are_refused_with_their_layers_and_force_overrides():
         other[2].weight[0, 0] += 1
         other[4].bias[0] += 1
     before = bits(other)
-    with pytest.raises(EditError, match="other weights of 2, 4.*force=True"):
+    with pytest.raises(EditError, match=r"other weights of 2, 4.*force=True"):
         edit.apply(other, 1.0)
     assert_bits(other, before)
     edit.apply(other, 1.0, force=True)
@@ -339,7 +340,7 @@ REMOVE = ALL.but(head="remove")
 def test_a_head_without_bias_cannot_lose_rows():
     model = mlp()
     model[4] = nn.Linear(7, 4, bias=False).double()
-    with pytest.raises(EditError, match="has no bias.*head='edit'"):
+    with pytest.raises(EditError, match=r"has no bias.*head='edit'"):
         edit_of(model, recipe=REMOVE)
     auto = edit_of(model)
     assert auto.removed == ()
@@ -354,7 +355,7 @@ def test_a_request_that_is_not_made_of_classes_removes_no_rows(kind):
         forget, retain = forget[0], retain[0]
     else:
         retain = (torch.cat([retain[0], forget[0][:2]]), torch.cat([retain[1], forget[1][:2]]))
-    with pytest.raises(EditError, match="whole classes.*head='edit'"):
+    with pytest.raises(EditError, match=r"whole classes.*head='edit'"):
         fit(model, [forget], [retain], init="zero", recipe=REMOVE)
     assert fit(model, [forget], [retain], init="zero", recipe=ALL).removed == ()
 
@@ -362,7 +363,7 @@ def test_a_request_that_is_not_made_of_classes_removes_no_rows(kind):
 def test_labels_outside_the_head_remove_no_rows():
     model = mlp((6, 8, 2))
     forget, retain = request((6,), forgotten=(5,), kept=(0, 1))
-    with pytest.raises(EditError, match="label 5.*head='edit'"):
+    with pytest.raises(EditError, match=r"label 5.*head='edit'"):
         fit(model, [forget], [retain], init="zero", recipe=REMOVE)
 
 
@@ -478,8 +479,8 @@ def test_truncated_and_flipped_files_are_file_errors(tmp_path):
         with pytest.raises(FileError):
             Edit.load(tmp_path)
     # Every part of the file: the length, the JSON, the recipe within it and the tensors.
-    places = [0, 3, 8, 20, raw.index(b"recipe"), raw.index(b"lda"), raw.index(b"checksums"), *range(8 + size, len(raw), 97)]
-    for at in places:
+    words = [raw.index(word) for word in (b"recipe", b"lda", b"checksums")]
+    for at in (0, 3, 8, 20, *words, *range(8 + size, len(raw), 97)):
         flipped = bytearray(raw)
         flipped[at] ^= 1
         path.write_bytes(flipped)

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from unmerge.eigen import EXACT_UP_TO, captured, top_eigenpairs
+from unmerge.eigen import captured, top_eigenpairs
 
-SIZE = 1200
+SIZE = 1200  # above 1024, where a full decomposition is no longer made
 RANK = 24
 
 
@@ -68,7 +68,6 @@ SPECTRA = {
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("name", SPECTRA)
 def test_large_matrices_keep_the_energy_of_a_full_decomposition(name: str, dtype: torch.dtype) -> None:
-    assert SIZE > EXACT_UP_TO
     matrix = with_spectrum(SPECTRA[name]).to(dtype)
     values, vectors = top_eigenpairs(matrix, RANK)
     assert vectors.shape == (SIZE, RANK)

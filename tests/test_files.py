@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings, strategies as st
-from networks import mlp
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch.testing import assert_close
 
+from networks import mlp
 from unmerge.errors import FileError
 from unmerge.files import load_weights, read_tensors, replacing, write_json, write_tensors
 
@@ -145,7 +146,7 @@ def test_a_tampered_header_is_a_file_error(path, change):
 
 
 def test_reading_to_a_device_that_is_not_there_is_not_called_damage(path):
-    with pytest.raises(Exception, match="(?i)device") as raised:
+    with pytest.raises(Exception, match=r"(?i)device") as raised:
         read_tensors(path, "test", device="nonsense")
     assert "damaged" not in str(raised.value)
 
@@ -159,9 +160,14 @@ def names_in(directory: Path) -> list[str]:
 
 def test_an_exception_while_writing_leaves_the_old_file_and_no_part(path):
     before = path.read_bytes()
-    with pytest.raises(KeyError), replacing(path) as part:
-        part.write_text("half")
-        raise KeyError
+
+    def broken() -> None:
+        with replacing(path) as part:
+            part.write_text("half")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        broken()
     assert path.read_bytes() == before
     assert names_in(path.parent) == ["one.safetensors"]
 
@@ -174,6 +180,14 @@ def test_the_target_appears_only_at_the_end(tmp_path):
         assert part.parent == target.parent
     assert target.read_text() == "whole"
     assert names_in(tmp_path) == ["new.json"]
+
+
+def test_a_reader_of_the_old_file_goes_on_reading_it(path):
+    before = path.read_bytes()
+    with open(path, "rb") as reader:
+        write_tensors(path, {"a": torch.zeros(50)}, "test", {})
+        assert reader.read() == before
+    assert path.read_bytes() != before
 
 
 def test_a_disk_that_is_full_leaves_the_old_file(path):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
-from networks import cnn
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
-from unmerge import fingerprint as fingerprints
+from networks import cnn
 from unmerge.fingerprint import differences, fingerprint, state_of
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int8, torch.uint8, torch.bool]
@@ -65,12 +67,31 @@ def test_how_a_tensor_lies_in_memory_does_not_count(dtype):
         assert checksum(view) == expected
 
 
-def test_neither_do_the_tensors_beside_it_or_the_size_of_a_chunk(monkeypatch):
-    tensors = {"a": values(50), "empty": torch.zeros(0), "b": values(3, 7, dtype=torch.int8), "c": torch.tensor(1.5)}
-    expected = {name: checksum(tensor) for name, tensor in tensors.items()}
-    assert fingerprint(tensors) == expected
-    monkeypatch.setattr(fingerprints, "_CHUNK", 16)
-    assert fingerprint(tensors) == expected
+def test_neither_do_the_tensors_beside_it():
+    tensors = {
+        "a": values(50),
+        "empty": torch.zeros(0),
+        "b": values(3, 7, dtype=torch.int8),
+        "large": values(3_000_000, dtype=torch.int8),
+        "c": torch.tensor(1.5),
+        "nothing": torch.zeros(2, 0),
+    }
+    assert fingerprint(tensors) == {name: checksum(tensor) for name, tensor in tensors.items()}
+
+
+def test_every_place_of_a_large_tensor_counts():
+    tensor = values(5_000_000)
+    expected = checksum(tensor)
+    far = [0, 1, 2**14, 2**20 - 1, 2**20, 2**21, 2**22 + 7, len(tensor) - 1]
+    for place in far:
+        tensor[place] += 1
+        assert checksum(tensor) != expected
+        tensor[place] -= 1
+    for one, other in pairwise(far):
+        tensor[[one, other]] = torch.tensor([1e6, 2e6])
+        swapped = tensor.clone()
+        swapped[[one, other]] = torch.tensor([2e6, 1e6])
+        assert checksum(swapped) != checksum(tensor)
 
 
 def test_nothing_has_no_checksums():

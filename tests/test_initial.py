@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from networks import cnn, hf_vit, mlp
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from networks import cnn, hf_vit, mlp
 from unmerge.errors import FileError, InitError
 from unmerge.initial import initial_weights
 
@@ -142,7 +142,9 @@ def test_what_is_no_checkpoint_is_refused_with_what_is(init):
         initial_weights(fine_tuned(), init, NAMES)
 
 
-@pytest.mark.parametrize("change", [lambda tensor: tensor.tolist(), lambda tensor: tensor.numpy()], ids=["list", "numpy"])
+@pytest.mark.parametrize(
+    "change", [lambda tensor: tensor.tolist(), lambda tensor: tensor.numpy()], ids=["list", "numpy"]
+)
 def test_a_state_dict_of_something_other_than_tensors_is_refused_by_name(change):
     state = {name: change(tensor) for name, tensor in pretrained().state_dict().items()}
     with pytest.raises(InitError, match=r"0\.weight"):

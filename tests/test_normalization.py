@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 import pytest
 import torch
-from networks import batched, cnn, hf_resnet, ready, request, resnet50_tree, samples
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from networks import batched, cnn, hf_resnet, ready, request, resnet50_tree, samples
 from unmerge import Edit, Recipe, collect, fit
 from unmerge.errors import DataError
 from unmerge.normalization import RECALIBRATION_SAMPLES, batch_norms, evaluating, recalibrate
@@ -131,6 +131,7 @@ def seen_by(model: nn.Module, norm: nn.Module, batches: Iterable[tuple[Tensor, T
 
 def test_statistics_become_the_cumulative_average_over_the_batches():
     model, batches = cnn(), data()
+    model.bn1.num_batches_tracked += 500  # of training
     assert recalibrate(model, ["bn1"], batches, None) == 24
     inputs = seen_by(model, model.bn1, batches)
     assert_close(model.bn1.running_mean, torch.stack([one.mean((0, 2, 3)) for one in inputs]).mean(0))
@@ -246,11 +247,16 @@ def test_evaluating_restores_flags_and_random_state_after_an_exception():
     model = cnn().train()
     model.bn1.eval()
     before, flags = torch.get_rng_state(), [module.training for module in model.modules()]
-    with pytest.raises(KeyError), evaluating(model):
-        assert not any(module.training for module in model.modules())
-        assert not torch.is_grad_enabled()
-        torch.rand(3)
-        raise KeyError
+
+    def broken() -> None:
+        with evaluating(model):
+            assert not any(module.training for module in model.modules())
+            assert not torch.is_grad_enabled()
+            torch.rand(3)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        broken()
     assert [module.training for module in model.modules()] == flags
     assert torch.get_rng_state().equal(before)
     assert torch.is_grad_enabled()

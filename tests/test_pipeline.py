@@ -829,8 +829,18 @@ def test_samples_of_retained_classes_are_no_class_request() -> None:
 # The paper's configurations
 
 
-@pytest.mark.parametrize("init", ["zero", "pretrained"])
-@pytest.mark.parametrize("variant", ["pca", "cav-class", "cav-kmeans"])
+# Its table of configurations: rank, skip-layers, α, λ and the first edited layer of a ResNet-50.
+CELLS = {
+    ("pca", "pretrained"): (64, 45, 1.6, 5.0, "layer4.0.conv3"),
+    ("cav-kmeans", "pretrained"): (16, 35, 2.5, 5.0, "layer3.3.conv2"),
+    ("cav-class", "pretrained"): (16, 35, 2.5, 5.0, "layer3.3.conv2"),
+    ("pca", "zero"): (128, 45, 1.25, 50.0, "layer4.0.conv3"),
+    ("cav-kmeans", "zero"): (16, 40, 1.0, 50.0, "layer3.5.conv1"),
+    ("cav-class", "zero"): (16, 40, 1.3, 50.0, "layer3.5.conv1"),
+}
+
+
+@pytest.mark.parametrize(("variant", "init"), CELLS)
 def test_the_paper_cells_fit_and_apply(variant: str, init: str) -> None:
     model = networks.resnet50_tree(width=6)
     forget, retain = request((3, 32, 32), forgotten=(0, 1), kept=(2, 3), each=8, dtype=torch.float32)
@@ -843,10 +853,10 @@ def test_the_paper_cells_fit_and_apply(variant: str, init: str) -> None:
     else:  # the ranks are for wide layers
         with pytest.warns(UnmergeWarning, match="reduced"):
             edit = unmerge.fit(model, *data, init=start, recipe=recipe)
-    edited = {35: 18, 40: 13, 45: 8}[recipe.skip_layers] + 1
-    assert len(edit.layers) == edited
-    starts = {35: "layer3.3.conv2", 40: "layer3.5.conv1", 45: "layer4.0.conv3"}
-    assert next(iter(edit.layers)) == starts[recipe.skip_layers]
+    rank, skipped, alpha, lam, first = CELLS[variant, init]
+    assert (recipe.rank, recipe.alpha, recipe.lam, recipe.gamma) == (rank, alpha, lam, 0.5)
+    assert len(edit.layers) == 53 - skipped + 1
+    assert next(iter(edit.layers)) == first
     edit.apply(model)
     after = model.state_dict()
     changed = {name for name in before if not torch.equal(before[name], after[name])}

@@ -6,11 +6,12 @@ import warnings
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
-from networks import CONVOLUTIONS
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from networks import CONVOLUTIONS
 from unmerge.moments import Moments
 from unmerge.shifts import ShiftedMoments, applies
 from unmerge.unfolding import rows
@@ -76,6 +77,9 @@ def test_same_padding_of_3x3_is_plain_and_an_unbatched_or_far_input_is_not():
     assert not applies(plain(3), images(3, 5, 5))
     assert not applies(plain(3), images(2, 3, 5, 5, mean=300))
     assert not applies(nn.Linear(3, 2), images(2, 3))
+    one_far = images(2, 3, 5, 5)
+    one_far[:, 1] = 3 + 0.01 * one_far[:, 1]
+    assert not applies(plain(3), one_far)
 
 
 def test_asking_about_a_single_value_a_channel_does_not_warn():

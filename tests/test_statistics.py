@@ -7,10 +7,11 @@ import struct
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
-from networks import batched, cnn, convolution_net, hf_vit, mlp, samples, split
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.testing import assert_close
 
+from networks import batched, cnn, convolution_net, hf_vit, mlp, samples, split
 from unmerge import Moments, Recipe, Statistics, collect, fit
 from unmerge.errors import FileError, StatisticsError
 from unmerge.files import read_tensors, write_tensors
@@ -158,7 +159,7 @@ def test_only_statistics_combine_with_statistics():
 
 
 def test_a_layer_that_is_not_there_is_named_with_those_that_are():
-    with pytest.raises(StatisticsError, match="no layer 'head'.*0, 2, 4"):
+    with pytest.raises(StatisticsError, match=r"no layer 'head'.*0, 2, 4"):
         collect(mlp(), [samples((6,), LABELS)])["head"]
 
 

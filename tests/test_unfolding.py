@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import assume, given, settings, strategies as st
-from networks import CONVOLUTIONS, conv1d_net
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.testing import assert_close
 
+from networks import CONVOLUTIONS, conv1d_net
 from unmerge import unfolding
 from unmerge.layers import weight_matrix
 from unmerge.unfolding import agrees, chunks, geometry, rows
@@ -101,9 +102,7 @@ class SamePadding(nn.Conv2d):
 
     def forward(self, inputs: Tensor) -> Tensor:
         sides: list[int] = []
-        for size, kernel, stride in zip(
-            inputs.shape[:1:-1], self.kernel_size[::-1], self.stride[::-1], strict=True
-        ):
+        for size, kernel, stride in zip(inputs.shape[:1:-1], self.kernel_size[::-1], self.stride[::-1], strict=True):
             total = max((-(-size // stride) - 1) * stride + kernel - size, 0)
             sides += [total // 2, total - total // 2]
         return functional.conv2d(functional.pad(inputs, sides), self.weight, self.bias, self.stride)

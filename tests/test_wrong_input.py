@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from networks import cnn, mlp, request, samples
 from torch import nn
 from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
 
 import unmerge
+from networks import cnn, mlp, request, samples
 from unmerge import Recipe, collect, fit
 from unmerge.errors import (
     DataError,
@@ -117,7 +117,11 @@ WRONG: dict[str, tuple[type[UnmergeError], str, Callable[[nn.Module], object]]] 
     "NaN at the start": (DataError, "layer '0' received NaN", asking(forget=not_finite(torch.nan))),
     "infinity at the start": (DataError, "layer '0' received NaN or infinite", asking(forget=not_finite(torch.inf))),
     "NaN later on": (DataError, "layer '0' received NaN", asking(retain=[*RETAIN, *not_finite(torch.nan)])),
-    "init of other shapes": (InitError, r"0\.weight is \(9, 6\).*; 2\.weight is \(7, 9\)", asking(init=mlp((6, 9, 7, 4)))),
+    "init of other shapes": (
+        InitError,
+        r"0\.weight is \(9, 6\).*; 2\.weight is \(7, 9\)",
+        asking(init=mlp((6, 9, 7, 4))),
+    ),
     "init with missing keys": (InitError, r"lacks 2 of the 3 .*0\.weight, 4\.weight", missing_keys),
     "init with the model's weights": (InitError, "same weights as the model", own_weights),
     "init that is no checkpoint": (InitError, "NoneType", asking(init=None)),
