@@ -67,7 +67,8 @@ class Accumulator:
 
     def is_finite(self) -> Tensor:
         """Whether all that was counted is finite, as a tensor, so that asking needs no wait."""
-        return torch.stack([part.total.isfinite().all() for part in self._parts.values()]).all()
+        counted = [part.is_finite() for part in self._parts.values() if part.n]
+        return torch.stack(counted).all() if counted else torch.tensor(True)
 
     def add(self, inputs: Tensor, facts: BatchFacts) -> None:
         if self._by_shift is None:
@@ -127,7 +128,7 @@ class Accumulator:
             self._rows += flat.shape[-2]
             row_sum = None
             if codes is not None and not self._full:
-                kept = rows if keep is None else rows * keep.unsqueeze(-1)
+                kept = rows if keep is None else rows.masked_fill(~keep.unsqueeze(-1), 0)
                 wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
                 sums = kept.sum(-2, dtype=wide)
                 counts = sums.new_full((samples,), places) if keep is None else keep.sum(1)

@@ -14,7 +14,7 @@ from unmerge.eigen import top_eigenpairs
 
 # Below this share of the largest eigenvalue there is only rounding.
 _NOISE = {torch.float32: 1e-6, torch.float64: 1e-12}
-_NEGLIGIBLE = 1e-6
+NEGLIGIBLE = 1e-6
 
 
 def pca(scatter: Tensor, rank: int) -> Tensor:
@@ -80,11 +80,13 @@ def private_mean(factor: Tensor, forget_shifts: Tensor, retain_shifts: Tensor) -
     class mean keeps its response. Empty where the retain means span the whole input.
     """
     size = factor.shape[-1]
-    span = spanning(torch.linalg.solve_triangular(factor, retain_shifts.mT, upper=False))
     whitened = torch.linalg.solve_triangular(factor, forget_shifts.mT, upper=False)
+    retained = torch.linalg.solve_triangular(factor, retain_shifts.mT, upper=False)
+    # A single retained class has its mean at m_R: what is left of it is rounding and spans nothing.
+    span = spanning(retained, at_least=1e-9 * whitened.norm())
     private = whitened - span @ (span.mT @ whitened)
     private = private - span @ (span.mT @ private)
-    directions = spanning(private, largest=whitened.norm())
+    directions = spanning(private, at_least=NEGLIGIBLE * whitened.norm())
     if span.shape[1] >= size or directions.shape[1] == 0:
         return factor.new_zeros(size, 0), factor.new_zeros(size, 0)
     basis, upper = torch.linalg.qr(torch.linalg.solve_triangular(factor.mT, directions, upper=True))
@@ -104,13 +106,14 @@ def factor_solve(factor: Tensor, right: Tensor) -> Tensor:
     return torch.cholesky_solve(right.double(), factor)
 
 
-def spanning(columns: Tensor, largest: Tensor | None = None) -> Tensor:
-    """The left singular vectors of some columns, but for those below 1e-6 of the largest singular value."""
+def spanning(columns: Tensor, at_least: Tensor) -> Tensor:
+    """Left singular vectors of some columns: those above 1e-6 of the largest singular value and `at_least`."""
     # By way of the small Gram matrix: a tall SVD on a GPU takes longer than all the rest.
     values, rotation = torch.linalg.eigh((columns.mT @ columns).cpu())
-    largest = values[-1:].sqrt() if largest is None else largest.cpu()
-    rotation = rotation[:, values > (_NEGLIGIBLE * largest) ** 2].flip(1).to(columns.device)
-    # Twice, since the first result is orthogonal only as far as the Gram resolves small values.
+    sizes = values.clamp_min(0).sqrt()
+    kept = (sizes > NEGLIGIBLE * sizes[-1:]) & (sizes > at_least.cpu())
+    rotation = rotation[:, kept].flip(1).to(columns.device)
+    # Once more by QR, since the Gram resolves small values less well than the columns do.
     return torch.linalg.qr(columns @ rotation)[0]
 
 
@@ -123,7 +126,7 @@ def orthonormal(probes: Tensor) -> Tensor:
         left = row
         for _ in range(2):  # once more, since the first pass leaves rounding of the size of the row
             left = left - (found[:count] @ left) @ found[:count]
-        if left.norm() > _NEGLIGIBLE * row.norm():
+        if left.norm() > NEGLIGIBLE * row.norm():
             found[count] = left / left.norm()
             count += 1
     return found[:count].mT.contiguous().to(probes.device)

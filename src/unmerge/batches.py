@@ -122,9 +122,17 @@ def batches(data: Iterable[Any], what: str) -> Iterator[Any]:
         yield batch
         count += 1
     if count == 0:
-        raise DataError(
-            f"{what}: the data gave no batch. Expected at least one; an iterator that was read before is empty."
-        )
+        raise _no_batch(what)
+
+
+def first_batch(data: Iterable[Any], what: str) -> Any:
+    for batch in data:
+        return batch
+    raise _no_batch(what)
+
+
+def _no_batch(what: str) -> DataError:
+    return DataError(f"{what}: the data gave no batch. Expected at least one; an iterator read before is empty.")
 
 
 def check_iterable(data: Any, what: str) -> None:
@@ -138,7 +146,7 @@ def check_iterable(data: Any, what: str) -> None:
 def check_rereadable(data: Any, what: str, why: str) -> None:
     """Refuse a generator where the data is read a second time."""
     check_iterable(data, what)
-    if iter(data) is data:
+    if isinstance(data, Iterator):
         raise DataError(
             f"{what} is a one-shot iterator ({type(data).__name__}), but {why} reads it a second time. "
             "Pass a DataLoader or a list."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -22,7 +21,7 @@ from unmerge.batches import (
     mask_of,
     on_device,
 )
-from unmerge.errors import DataError, LayerError, UnmergeWarning
+from unmerge.errors import DataError, LayerError, warn
 from unmerge.fingerprint import fingerprint, state_of
 from unmerge.layers import Selection, select, weight_matrix
 from unmerge.normalization import evaluating
@@ -60,6 +59,8 @@ def collect(
     """
     if per_class not in ("means", "full"):
         raise DataError(f"per_class={per_class!r} is not 'means' or 'full'.")
+    if sample < 0 or (max_points is not None and max_points < 1):
+        raise DataError(f"sample={sample} and max_points={max_points} count rows: expected 0 or more, and 1 or more.")
     keep = Keep(per_class == "full", sample, max_points, seed)
     weights = fingerprint(state_of(model))
     known: Statistics | None = None
@@ -107,7 +108,8 @@ class Recorder:
         self._checked = set(seen.called)
         self._order: dict[str, None] = {}  # as called, so that the first broken layer can be named
         self._facts: BatchFacts | None = None
-        self._inputs: dict[str, list[tuple[object, ...]]] = {}
+        self._calls: dict[str, int] = {}  # of each layer in this batch
+        self._inputs: dict[str, list[tuple[object, ...]]] = {}  # of each layer or set of layers that share theirs
         self._leading = set(seen.leader.values())
         self._alive: list[Tensor] = []  # inputs that layers still to come share, so that their address stays theirs
 
@@ -122,10 +124,16 @@ class Recorder:
         if (labels is not None) != self._labelled:
             raise DataError("some batches have class labels and some have none; expected one label a sample in all.")
         size = len(first_tensor(batch))
+        if size == 0:
+            raise DataError("a batch holds no sample; leave empty batches out.")
         self._facts = self._facts_of(size, labels, mask_of(batch, mask))
-        self._inputs = {name: [] for name in self._names}
+        self._calls = dict.fromkeys(self._names, 0)
+        self._inputs = {name: [] for name in self._accumulators}
         with hooked(self._model, self._names, self._count):
             feed(self._model, batch, forward)
+        for name, leader in self._probe.leader.items():
+            if name in self._calls and self._calls[name] != len(self._inputs[leader]):
+                raise self._not_shared(leader, name)
         first = self._samples == 0
         self._samples += size
         self._alive.clear()
@@ -136,12 +144,12 @@ class Recorder:
     def finish(self, weights: dict[str, str]) -> Statistics:
         """The statistics of all that was read."""
         self._check_finite()
-        uncalled = [name for name in self._names if name not in self._order]
+        uncalled = [name for name in self._names if name not in self._order and name not in self._left_out]
         self._left_out |= dict.fromkeys(uncalled, "was never called, so it has no inputs to learn from")
         names = [name for name in self._names if name in self._order]
         if self._left_out:
             reasons = "; ".join(f"{name!r} {reason}" for name, reason in self._left_out.items())
-            warnings.warn(f"left out: {reasons}.", UnmergeWarning, stacklevel=4)
+            warn(f"left out: {reasons}.")
         if not names:
             raise LayerError("no selected layer is left to collect.")
         labels = sorted(self._codes)
@@ -169,18 +177,24 @@ class Recorder:
                 return
         self._order[name] = None
         leader = self._probe.leader.get(name, name)
-        key = identity(given)
-        self._inputs[name].append(key)
-        if leader == name:
-            if name in self._leading:
-                self._alive.append(given)
-            assert self._facts is not None
-            self._accumulators[name].add(given, self._facts)
-        elif self._inputs[leader][: len(self._inputs[name])] != self._inputs[name]:
-            raise LayerError(
-                f"layers {leader!r} and {name!r} received the same input at first but not later, so their statistics "
-                "cannot be shared. Collect them in two calls: layers=[...] with one of them each."
-            )
+        seen, key = self._inputs[leader], identity(given)
+        call = self._calls[name]
+        self._calls[name] += 1
+        if call < len(seen):  # a layer with the same input was called before
+            if seen[call] != key:
+                raise self._not_shared(leader, name)
+            return
+        seen.append(key)
+        if leader in self._leading:
+            self._alive.append(given)
+        assert self._facts is not None
+        self._accumulators[leader].add(given, self._facts)
+
+    def _not_shared(self, leader: str, name: str) -> LayerError:
+        return LayerError(
+            f"layers {leader!r} and {name!r} received the same input at first but not later, so their statistics "
+            "cannot be shared. Collect them in two calls: layers=[...] with one of them each."
+        )
 
     def _refused(self, name: str, disagrees: bool) -> bool:
         if not disagrees:

@@ -40,6 +40,9 @@ def directions(groups: Sequence[Pools], recipe: Recipe) -> Directions:
 
 
 def _group_directions(pools: Pools, recipe: Recipe) -> Directions:
+    if pools.is_constant:
+        nothing = pools.retain_mean.new_zeros(len(pools.retain_mean), 0)
+        return Directions(nothing, nothing, nothing if recipe.basis == "private-mean" else None)
     if recipe.basis == "private-mean":
         basis, lift = bases.private_mean(
             pools.within_factor(recipe.ridge), pools.class_shifts, pools.retain_class_shifts

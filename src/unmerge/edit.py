@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from unmerge import ledger as ledgers
-from unmerge.batches import Forward, check_rereadable
-from unmerge.errors import EditError, FileError, listing
+from unmerge.batches import Forward, check_rereadable, first_batch
+from unmerge.errors import EditError, FileError, RecipeError, listing
 from unmerge.files import read_tensors, write_json, write_tensors
 from unmerge.fingerprint import differences, fingerprint, state_of
-from unmerge.layers import from_matrix
-from unmerge.normalization import norm_inputs, norms_behind
+from unmerge.layers import from_matrix, tensor_name
+from unmerge.normalization import evaluating, norm_inputs, norms_behind
 from unmerge.normalization import recalibrate as recalibrate_norms
 from unmerge.recipe import Recipe
 
@@ -40,6 +40,11 @@ class LayerEdit:
     @property
     def rank(self) -> int:
         return self.B.shape[-1]
+
+    def fits(self, weight: Tensor) -> bool:
+        """Whether the weight has the shape of this change."""
+        out, inputs = self.B.shape[:-1].numel(), self.Q.shape[-2]
+        return weight.numel() == out * inputs and weight.shape[0] == (inputs if self.transposed else out)
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,24 +88,19 @@ class Edit:
         before: dict[str, Tensor] = {}
         if recalibrate is not None:
             check_rereadable(recalibrate, "recalibrate", "finding the BatchNorms behind the edit")
-            first = next(iter(recalibrate))
+            with evaluating(model):
+                first = first_batch(recalibrate, "recalibrate")
             before = norm_inputs(model, first, forward)
-        ledger = ledgers.remember(model, values)
-        ledger.entries.append(entry)
-        try:
+        with ledgers.change(model, entry) as remember:
+            remember(values)
             ledgers.write(model, values)
             if recalibrate is not None:
                 norms = norms_behind(before, norm_inputs(model, first, forward))
                 parts = ("running_mean", "running_var", "num_batches_tracked")
-                entry.recalibrated = tuple(f"{norm}.{part}" for norm in norms for part in parts)
-                ledgers.remember(model, entry.recalibrated)
+                entry.recalibrated = tuple(tensor_name(norm, part) for norm in norms for part in parts)
+                remember(entry.recalibrated)
                 if norms:
                     recalibrate_norms(model, norms, recalibrate, forward)
-        except BaseException:
-            ledger.entries.remove(entry)
-            ledgers.rebuild(model, ledger)
-            raise
-        ledgers.seal(model, ledger)
         return model
 
     def revert(self, model: nn.Module, *, force: bool = False) -> nn.Module:
@@ -120,10 +120,10 @@ class Edit:
     @property
     def touched(self) -> list[str]:
         """The names of the tensors that the edit changes."""
-        names = [f"{name}.weight" for name in self.layers]
+        names = [tensor_name(name, "weight") for name in self.layers]
         names += [layer.shift_to for layer in self.layers.values() if layer.shift_to is not None]
-        if self.removed:
-            names.append(f"{self.head}.bias")
+        if self.removed and self.head is not None:
+            names.append(tensor_name(self.head, "bias"))
         return list(dict.fromkeys(names))
 
     def changes(self, state: Mapping[str, Tensor], alpha: float, head_alpha: float | None = None) -> dict[str, Tensor]:
@@ -135,11 +135,12 @@ class Edit:
 
         for name, layer in self.layers.items():
             strength = alpha if name != self.head or head_alpha is None else head_alpha
-            weight = present(f"{name}.weight")
+            weight_name = tensor_name(name, "weight")
+            weight = present(weight_name)
             wide = torch.promote_types(weight.dtype, torch.float32)
             B, Q = layer.B.to(weight.device, wide), layer.Q.to(weight.device, wide)
             delta = from_matrix(B @ Q.mT, weight, layer.transposed)
-            changed[f"{name}.weight"] = weight.to(wide).sub(delta, alpha=strength).to(weight.dtype)
+            changed[weight_name] = weight.to(wide).sub(delta, alpha=strength).to(weight.dtype)
             if layer.shift is not None and layer.shift_to is not None:
                 target = present(layer.shift_to)
                 # A BatchNorm subtracts its running mean.
@@ -148,13 +149,14 @@ class Edit:
                 changed[layer.shift_to] = target.to(wide).add(shift, alpha=sign * strength).to(target.dtype)
         if self.removed and self.head is not None:
             rows = list(self.removed)
-            weight, bias = (present(f"{self.head}.{part}").clone() for part in ("weight", "bias"))
+            names = [tensor_name(self.head, part) for part in ("weight", "bias")]
+            weight, bias = (present(name).clone() for name in names)
             if self.layers[self.head].transposed:
                 weight[:, rows] = 0
             else:
                 weight[rows] = 0
             bias[rows] = REMOVED_BIAS
-            changed |= {f"{self.head}.weight": weight, f"{self.head}.bias": bias}
+            changed |= zip(names, (weight, bias), strict=True)
         return changed
 
     def save(self, directory: str | Path) -> None:
@@ -188,7 +190,7 @@ class Edit:
             }
             values = {name: header[name] for name in ("alpha", "head", "weights", "provenance")}
             return cls(layers, Recipe.from_dict(header["recipe"]), removed=tuple(header["removed"]), **values)
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError, RecipeError) as error:
             raise FileError(f"{directory} was written by another version of unmerge: {error!r}.") from error
 
     def to_dict(self) -> dict[str, Any]:
@@ -224,15 +226,12 @@ class Edit:
 
     def _check_fits(self, model: nn.Module, force: bool) -> None:
         state = state_of(model)
-        missing = [name for name in self.weights if name not in state]
+        missing = [name for name in self.touched if name not in state]
         if missing:
             raise EditError(f"the model has no {listing(missing)}, which this edit changes; it belongs to another.")
-        mine = {name: state[name] for name in self.weights}
-        shapes = [
-            f"{name}.weight"
-            for name, layer in self.layers.items()
-            if layer.B.shape[:-1].numel() * layer.Q.shape[-2] != state[f"{name}.weight"].numel()
-        ]
+        mine = {name: state[name] for name in self.touched}
+        weights = {tensor_name(name, "weight"): layer for name, layer in self.layers.items()}
+        shapes = [name for name, layer in weights.items() if not layer.fits(state[name])]
         if shapes:
             raise EditError(f"{listing(shapes)} have other shapes in this model than in the one that was fitted.")
         if force:

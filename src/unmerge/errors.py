@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import sys
+import warnings
 from collections.abc import Iterable
 
 
@@ -58,3 +60,11 @@ def listing(names: Iterable[str], limit: int = 8) -> str:
     names = list(names)
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more
+
+
+def warn(message: str) -> None:
+    """Warn at the line of the user's code that called into the package."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__package__", "").partition(".")[0] == "unmerge":
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, UnmergeWarning, stacklevel=level)

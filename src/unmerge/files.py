@@ -40,11 +40,13 @@ def replacing(target: Path) -> Iterator[Path]:
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], kind: str, header: Mapping[str, Any]) -> None:
     """Write one safetensors file whose metadata holds `header` and the checksums of the tensors."""
     stored: dict[str, Tensor] = {}
+    taken: set[int] = set()
     for name, tensor in tensors.items():
         flat = tensor.detach().cpu().contiguous()
         # safetensors refuses tensors that share memory.
-        shared = any(flat.data_ptr() == other.data_ptr() for other in stored.values())
-        stored[name] = flat.clone() if shared else flat
+        memory = flat.untyped_storage().data_ptr()
+        stored[name] = flat.clone() if memory in taken else flat
+        taken.add(memory)
     metadata = {
         "format": "pt",
         "unmerge": kind,
@@ -73,7 +75,7 @@ def read_tensors(path: Path, kind: str, device: torch.device | str = "cpu") -> t
         changed = differences(fingerprint(tensors), checksums)
         if changed:
             raise FileError(f"{path} was changed after it was written: tensor {changed[0]!r} has another checksum.")
-        return {name: tensor.to(device) for name, tensor in tensors.items()}, json.loads(metadata["header"])
+    return {name: tensor.to(device) for name, tensor in tensors.items()}, json.loads(metadata["header"])
 
 
 @contextmanager

@@ -46,7 +46,10 @@ def differences(found: Mapping[str, str], expected: Mapping[str, str], names: It
 def _words(tensor: Tensor) -> Tensor:
     """The bits of a tensor as integers."""
     raw = tensor.contiguous().reshape(-1).view(torch.uint8)
-    return raw.view(torch.int32) if raw.numel() % 4 == 0 and raw.storage_offset() % 4 == 0 else raw
+    if raw.numel() % 4:
+        return raw
+    # A view that begins between two words is copied to where words begin.
+    return (raw.clone() if raw.storage_offset() % 4 else raw).view(torch.int32)
 
 
 def _chunk_sums(words: Mapping[str, Tensor]) -> Iterator[tuple[list[str], Tensor]]:

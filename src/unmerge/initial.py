@@ -32,6 +32,9 @@ def initial_weights(model: nn.Module, init: Init, names: Iterable[str]) -> dict[
             f"init lacks {len(missing)} of the {len(wanted)} edited parameters: {', '.join(missing)}. "
             f'It has {listing(given)}. Pass the checkpoint that fine-tuning started from, or init="zero".'
         )
+    strange = [name for name in wanted if not isinstance(given[name], Tensor)]
+    if strange:
+        raise InitError(f"init holds no tensor but a {type(given[strange[0]]).__name__} under {listing(strange)}.")
     shapes = [
         f"{name} is {tuple(given[name].shape)} in init and {tuple(parameter.shape)} in the model"
         for name, parameter in wanted.items()

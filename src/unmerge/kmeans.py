@@ -11,9 +11,8 @@ _ITERATIONS = 50
 def kmeans(rows: Tensor, clusters: int, seed: int) -> Tensor:
     """The cluster of each row: k-means++ start, then Lloyd's iteration until no row moves."""
     generator = torch.Generator().manual_seed(seed)
-    rows = rows.float()
-    clusters = min(clusters, len(rows))
-    centres = _spread_start(rows, clusters, generator)
+    rows = (rows.double() - rows.double().mean(0)).float()  # distances of a large common mean would be rounding
+    centres = _spread_start(rows, min(clusters, len(rows)), generator)
     assigned = torch.full((len(rows),), -1, device=rows.device)
     for _ in range(_ITERATIONS):
         moved = torch.cdist(rows, centres).argmin(1)
@@ -21,7 +20,7 @@ def kmeans(rows: Tensor, clusters: int, seed: int) -> Tensor:
             break
         assigned = moved
         sums = torch.zeros_like(centres).index_add_(0, assigned, rows)
-        counts = torch.bincount(assigned, minlength=clusters).unsqueeze(1)
+        counts = torch.bincount(assigned, minlength=len(centres)).unsqueeze(1)
         # An empty cluster keeps its centre.
         centres = torch.where(counts > 0, sums / counts.clamp_min(1), centres)
     return assigned

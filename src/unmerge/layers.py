@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor, nn
@@ -57,11 +57,15 @@ def select(model: nn.Module, layers: LayerChoice = None, skip_layers: int | str 
     head = head_of(model)
     named = False
     if layers is None:
+        if skip_layers != "auto" and (not isinstance(skip_layers, int) or skip_layers < 0):
+            raise LayerError(f"skip_layers={skip_layers!r} is not 'auto' or a whole number from 0.")
         body = [name for name in modules if name != head]
         skipped = _three_quarters(len(body)) if skip_layers == "auto" else int(skip_layers)
         chosen = [*body[skipped:], head]
     elif callable(layers):
         chosen = [name for name, module in modules.items() if layers(name, module)]
+    elif not isinstance(layers, Iterable):
+        raise LayerError(f"layers={layers!r} is not a name, a list of names, a 're:' pattern or a predicate.")
     else:
         entries = [layers] if isinstance(layers, str) else list(layers)
         named = not any(entry.startswith("re:") for entry in entries)
@@ -96,6 +100,11 @@ def _refusal(name: str, module: nn.Module, owners: Mapping[int, list[str]]) -> s
     if others:
         return f"shares its weight with {listing(others)}"
     return None
+
+
+def tensor_name(layer: str, part: str) -> str:
+    """The name of a layer's weight or bias in the state dict; a model that is one layer has no prefix."""
+    return f"{layer}.{part}" if layer else part
 
 
 def weight_matrix(module: nn.Module, weight: Tensor | None = None) -> Tensor:

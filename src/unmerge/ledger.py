@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from unmerge.errors import EditError, UnmergeWarning, listing
+from unmerge.errors import EditError, listing, warn
 from unmerge.fingerprint import differences, fingerprint, state_of
 
 if TYPE_CHECKING:
@@ -44,14 +44,36 @@ def ledger_of(model: nn.Module) -> Ledger:
     return _ledgers.get(model, Ledger())
 
 
-def remember(model: nn.Module, names: Iterable[str]) -> Ledger:
-    """Keep the present value of tensors that are about to change."""
+@contextmanager
+def change(model: nn.Module, entry: Entry) -> Iterator[Callable[[Iterable[str]], None]]:
+    """Enter an edit into the ledger; yields a function that remembers tensors before they change.
+
+    When the block fails, the model and its ledger are as they were.
+    """
     ledger = _ledgers.setdefault(model, Ledger())
     state = state_of(model)
-    for name in names:
-        if name not in ledger.before:
-            ledger.before[name] = state[name].detach().clone()
-    return ledger
+    fresh: list[str] = []
+    present: dict[str, Tensor] = {}
+
+    def remember(names: Iterable[str]) -> None:
+        for name in names:
+            present.setdefault(name, state[name].detach().clone())
+            if name not in ledger.before:
+                fresh.append(name)
+                ledger.before[name] = present[name]
+
+    ledger.entries.append(entry)
+    try:
+        yield remember
+    except BaseException:
+        write(model, present)
+        for name in fresh:
+            del ledger.before[name]
+        ledger.entries.remove(entry)
+        if not ledger.entries:
+            del _ledgers[model]
+        raise
+    seal(model, ledger)
 
 
 def seal(model: nn.Module, ledger: Ledger) -> None:
@@ -78,17 +100,15 @@ def withdraw(model: nn.Module, edit: Edit, force: bool) -> None:
             "Pass force=True to restore the weights from before the edit."
         )
     ledger.entries.remove(entry)
+    _rebuild(model, ledger)
     if any(other.recalibrated for other in ledger.entries):
-        warnings.warn(
+        warn(
             "the BatchNorm statistics of the edits that stay were estimated with this one in place and are now those "
-            "from before; apply them again with recalibrate=...",
-            UnmergeWarning,
-            stacklevel=3,
+            "from before; apply them again with recalibrate=..."
         )
-    rebuild(model, ledger)
 
 
-def rebuild(model: nn.Module, ledger: Ledger) -> None:
+def _rebuild(model: nn.Module, ledger: Ledger) -> None:
     """Write the tensors from before with the remaining edits, and forget those that none of them touches."""
     values = dict(ledger.before)
     touched: set[str] = set()

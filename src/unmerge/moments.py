@@ -89,6 +89,10 @@ class Moments:
         """Σ(x − c)(x − c)ᵀ about any point."""
         return _add_outer(self.scatter, (self.mean - centre) * self.n**0.5, +1)
 
+    def is_finite(self) -> Tensor:
+        """Whether no sum has overflowed or met a NaN, as a tensor, so that asking needs no wait."""
+        return self._total.isfinite().all() & self._gram.diagonal(dim1=-2, dim2=-1).isfinite().all()
+
     @property
     def pivot(self) -> Tensor:
         self._check_counted()
@@ -178,10 +182,11 @@ class Moments:
 
 
 def mean_dominates(rows: Tensor) -> bool:
-    """Whether the mean is so much larger than the deviation that float32 sums need a pivot."""
+    """Whether in some channel the mean is so much larger than the deviation that float32 sums need a pivot."""
     some = rows[..., :4096, :].float()
     mean, deviation = some.mean(-2), some.std(-2, correction=0)
-    return bool((mean.norm() > _MEAN_TO_DEVIATION * deviation.norm()).item())
+    # A channel that never changes has no deviation to lose.
+    return bool(((mean.abs() > _MEAN_TO_DEVIATION * deviation) & (deviation > 0)).any().item())
 
 
 @contextmanager

@@ -125,7 +125,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     """Evaluation mode without gradients; training flags and random state are as before afterwards."""
     flags = {module: module.training for module in model.modules()}
     devices = sorted({tensor.device.index for tensor in model.parameters() if tensor.is_cuda})
-    with torch.random.fork_rng(devices=devices), torch.no_grad():
+    with torch.random.fork_rng(devices=devices), torch.inference_mode(False), torch.no_grad():
         try:
             model.eval()
             yield

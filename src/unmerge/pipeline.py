@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import time
-import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,9 +16,9 @@ from unmerge import solvers
 from unmerge.batches import Forward, Mask, device_of
 from unmerge.directions import Directions, directions
 from unmerge.edit import Edit, LayerEdit
-from unmerge.errors import EditError, LayerError, UnmergeWarning, listing
+from unmerge.errors import EditError, LayerError, listing, warn
 from unmerge.initial import Init, initial_weights
-from unmerge.layers import is_transposed, weight_matrix
+from unmerge.layers import is_transposed, tensor_name, weight_matrix
 from unmerge.moments import full_precision
 from unmerge.recipe import Recipe
 from unmerge.request import Request, Source, request_of
@@ -63,7 +62,9 @@ def fit(
                     _check_empty(name, request, recipe)
                     continue
             with clock("solve"):
-                task_vector = weight_matrix(model.get_submodule(name), task_vectors[f"{name}.weight"]).double()
+                task_vector = weight_matrix(
+                    model.get_submodule(name), task_vectors[tensor_name(name, "weight")]
+                ).double()
                 if basis.lift is not None:
                     coefficients = task_vector @ basis.lift
                 else:
@@ -80,9 +81,9 @@ def fit(
 def _task_vectors(model: nn.Module, init: Init, names: list[str], recipe: Recipe) -> dict[str, Tensor]:
     """τ = W − W_init for the weights, and for the biases where they shrink."""
     own = dict(model.named_parameters(remove_duplicate=False))
-    wanted = [f"{name}.weight" for name in names]
+    wanted = [tensor_name(name, "weight") for name in names]
     if recipe.bias == "shrink":
-        wanted += [f"{name}.bias" for name in names if f"{name}.bias" in own]
+        wanted += [bias for name in names if (bias := tensor_name(name, "bias")) in own]
     initial = initial_weights(model, init, wanted)
     return {name: own[name].detach() - initial[name] for name in wanted}
 
@@ -123,11 +124,11 @@ def _layer_edit(
                 f"mean='preserve': layer {name!r} has no bias, and no BatchNorm is the only reader of its output, so "
                 "nothing can take the constant. Leave it out with layers=..., or use mean='auto'."
             )
-    if f"{name}.bias" in task_vectors:
-        shrink = -recipe.gamma / (1 + recipe.gamma)
-        shift += shrink * task_vectors[f"{name}.bias"].double()
-        shift_to = f"{name}.bias"
-    kept = torch.promote_types(task_vectors[f"{name}.weight"].dtype, torch.float32)
+    weight, bias = tensor_name(name, "weight"), tensor_name(name, "bias")
+    if bias in task_vectors:
+        shift -= recipe.gamma / (1 + recipe.gamma) * task_vectors[bias].double()
+        shift_to = bias
+    kept = torch.promote_types(task_vectors[weight].dtype, torch.float32)
     has_shift = shift_to is not None and bool(shift.any())
     return LayerEdit(
         B=coefficients.to(kept),
@@ -142,10 +143,10 @@ def _check_empty(name: str, request: Request, recipe: Recipe) -> None:
     """An empty basis is an error, but for private-mean, which skips such a layer."""
     if recipe.basis == "private-mean":
         return
-    if recipe.basis == "cav-class" and recipe.centering == "separate":
+    if recipe.basis.startswith("cav") and recipe.centering == "separate":
         why = (
-            "with centering='separate' each class is compared with the mean of the forget set, and a single class is "
-            "that mean. Use centering='retain', or basis='lda'"
+            "with centering='separate' each class or cluster is compared with the mean of the forget set, and a single "
+            "one is that mean. Use centering='retain', or basis='lda'"
         )
     elif recipe.basis == "deflated-pca":
         why = f"the {recipe.deflate} retain directions leave nothing of its input. Lower deflate"
@@ -203,11 +204,7 @@ def _edit(
     if recipe.basis in ("pca", "deflated-pca", "contrastive", "cav-kmeans") and reduced:
         notes["rank_reduced"] = reduced
         shown = listing(f"{name} to {rank}" for name, rank in reduced.items())
-        warnings.warn(
-            f"rank={recipe.rank} is more than the data supports and was reduced: {shown}.",
-            UnmergeWarning,
-            stacklevel=3,
-        )
+        warn(f"rank={recipe.rank} is more than the data supports and was reduced: {shown}.")
     head = request.head(model)
     if callable(recipe.layers):
         recipe = recipe.but(layers=names)

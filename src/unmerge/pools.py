@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from unmerge.accumulation import LayerStatistics
-from unmerge.bases import ridged_factor
+from unmerge.bases import NEGLIGIBLE, ridged_factor
 from unmerge.errors import DataError
 from unmerge.kmeans import kmeans
 from unmerge.moments import Moments
@@ -62,17 +62,22 @@ class Pools:
 
     @property
     def forget(self) -> Moments:
-        if self._request.forget is None:
-            raise DataError(
-                "a request made of classes= alone knows only the means of what is forgotten. "
-                "Pass the forget data, or use basis='lda' or 'private-mean'."
-            )
-        return self._moments(self._request.forget[self._layer].moments)
+        return self._moments(self._lost[self._layer].moments)
 
     @cached_property
     def class_shifts(self) -> Tensor:
-        """m_c − m_R, one row a forgotten class; without labels the whole forget set is one."""
-        return self._class_means(self._lost, forgotten=True)[1] - self.retain_mean
+        """m_c − m_R, one row a forgotten class; without labels the whole forget set is one.
+
+        A class whose mean is the retain mean has no direction; rounding would make one up.
+        """
+        shifts = self._class_means(self._lost, forgotten=True)[1] - self.retain_mean
+        return shifts[shifts.norm(dim=1) > NEGLIGIBLE * self._joint.variance.sum().sqrt()]
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether the inputs vary by no more than rounding, as those of a dead channel do."""
+        rounding = 1e-6 if self._joint.gram.dtype == torch.float32 else 1e-12
+        return bool(self._joint.variance.sum().clamp_min(0).sqrt() <= rounding * self._joint.mean.norm())
 
     @cached_property
     def retain_class_shifts(self) -> Tensor:
@@ -111,9 +116,8 @@ class Pools:
             parts = self._kmeans(layer, recipe)
         pool = self._moments(layer.moments)
         centre = retain.mean if recipe.centering == "retain" else pool.mean
-        # A class whose mean is the centre has no direction; rounding would make one up.
-        spread = (pool.scatter.diagonal().sum() / pool.n).sqrt()
-        parts = [part for part in parts if (part.mean - centre).norm() > 1e-6 * spread]
+        spread = pool.variance.sum().sqrt()
+        parts = [part for part in parts if (part.mean - centre).norm() > NEGLIGIBLE * spread]
         shifts = [part.n * (part.mean - centre) for part in parts]
         stacked = torch.stack(shifts) if shifts else retain.mean.new_zeros(0, len(retain.mean))
         return [part.scatter_about(centre) for part in parts], stacked, retain.scatter

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from unmerge.batches import Forward, feed, logits_of
-from unmerge.layers import weight_matrix
+from unmerge.layers import tensor_name, weight_matrix
 from unmerge.normalization import Consumers
 from unmerge.unfolding import agrees, geometry
 
@@ -60,7 +60,7 @@ def probe(model: nn.Module, names: Sequence[str], batch: Any, forward: Forward |
         module = model.get_submodule(name)
         norm = consumers.sole_norm(name) if len(inputs[name]) == 1 else None
         if getattr(module, "bias", None) is not None:
-            found.shift_to[name] = f"{name}.bias"
+            found.shift_to[name] = tensor_name(name, "bias")
         else:
             found.shift_to[name] = None if norm is None else f"{norm}.running_mean"
     for name, output in outputs.items():
@@ -71,7 +71,8 @@ def probe(model: nn.Module, names: Sequence[str], batch: Any, forward: Forward |
 
 def identity(tensor: Tensor) -> tuple[object, ...]:
     """Equal for two uses of one tensor while it is alive and unchanged."""
-    return (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor._version)
+    version = 0 if tensor.is_inference() else tensor._version
+    return (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, version)
 
 
 @contextmanager

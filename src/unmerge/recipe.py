@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from numbers import Integral, Real
 from typing import Any
 
 from torch import nn
@@ -34,7 +35,7 @@ class Rule:
             return value in self.words
         if self.number is None or isinstance(value, bool):
             return False
-        is_number = isinstance(value, int if self.number is int else (int, float))
+        is_number = isinstance(value, Integral if self.number is int else Real)
         return is_number and self.low <= value <= self.high and math.isfinite(value)
 
     def __str__(self) -> str:
@@ -114,9 +115,18 @@ class Recipe:
     def __post_init__(self) -> None:
         for entry in fields(self):
             value, rule = getattr(self, entry.name), entry.metadata["rule"]
-            if rule is not None and not rule.accepts(value):
+            if rule is None:
+                self._check_layers()
+            elif not rule.accepts(value):
                 hint = suggest(value, rule.words) if isinstance(value, str) and rule.words else ""
                 raise RecipeError(f"{entry.name}={value!r} is not {rule}. {hint}".strip())
+
+    def _check_layers(self) -> None:
+        names = [self.layers] if isinstance(self.layers, str) else self.layers
+        if names is None or callable(names):
+            return
+        if not isinstance(names, Iterable) or not all(isinstance(name, str) for name in names):
+            raise RecipeError(f"layers={self.layers!r} is not a name, a list of names, a pattern or a function.")
 
     @staticmethod
     def paper(variant: str, init: str = "zero") -> Recipe:

@@ -92,7 +92,7 @@ def request_of(
         if classes is None or statistics is None or forget is not None or retain is not None:
             raise DataError("classes= and statistics= go together, and in place of forget and retain.")
         statistics.check_weights(fingerprint(state_of(model)))
-        return _of_classes(statistics, classes)
+        return _of_classes(statistics, classes, recipe)
     if forget is None or retain is None:
         raise DataError("fit needs forget and retain, or classes= and statistics=.")
 
@@ -147,7 +147,12 @@ def _of_pools(forget: Statistics, retain: Statistics, recipe: Recipe) -> Request
     return Request(forget, retain, classes=forget.classes if is_class_request else ())
 
 
-def _of_classes(whole: Statistics, classes: Sequence[int]) -> Request:
+def _of_classes(whole: Statistics, classes: Sequence[int], recipe: Recipe) -> Request:
+    if recipe.basis not in ("lda", "private-mean"):
+        raise DataError(
+            f"classes= knows only the means of what is forgotten, and basis={recipe.basis!r} needs more. "
+            "Pass the forget data, or use basis='lda' or 'private-mean'."
+        )
     if not whole.classes:
         raise StatisticsError("these statistics were collected without labels, so they have no classes to forget.")
     wanted = tuple(sorted({int(label) for label in classes}))

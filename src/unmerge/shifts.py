@@ -42,7 +42,7 @@ class ShiftedMoments:
 
     def __init__(self) -> None:
         self.n = 0
-        self._blocks: Tensor | None = None  # one (channels, channels) sum a distance, then a border
+        self._blocks = torch.zeros(0, 0, 0)  # one (channels, channels) sum a distance, then a border
         self.total = torch.zeros(0)  # Σ rows, float64
 
     def update(self, inputs: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ class ShiftedMoments:
         # Places first: a run of places is then one matrix of rows, and no shift needs a copy.
         image = inputs.permute(2, 3, 0, 1).contiguous()
         wide = torch.float64 if inputs.dtype == torch.float64 else torch.float32
-        if self._blocks is None:
+        if self.n == 0:
             shape = (len(_DISTANCES) + len(_BORDERS), channels, channels)
             self._blocks = torch.zeros(shape, dtype=wide, device=inputs.device)
             self.total = torch.zeros(9 * channels, dtype=torch.float64, device=inputs.device)
@@ -64,9 +64,12 @@ class ShiftedMoments:
         self.total += sums.sum(0, dtype=torch.float64)
         return sums
 
+    def is_finite(self) -> Tensor:
+        """Whether no sum has overflowed or met a NaN, as a tensor, so that asking needs no wait."""
+        return self.total.isfinite().all() & self._blocks.diagonal(dim1=-2, dim2=-1).isfinite().all()
+
     def finish(self) -> Moments:
         """The same moments in their usual form, features ordered as an unfolded weight is."""
-        assert self._blocks is not None
         distances = dict(zip(_DISTANCES, self._blocks, strict=False))
         borders = dict(zip(_BORDERS, self._blocks[len(_DISTANCES) :], strict=True))
         channels = self._blocks.shape[-1]
@@ -79,7 +82,7 @@ class ShiftedMoments:
             if borders_of := _lost_borders(one, distance):
                 block = block.clone()
                 for sign, border in borders_of:
-                    block += sign * _oriented(borders, border)
+                    block += sign * borders[border]
             gram[:, first, :, second] = block
             if first != second:
                 gram[:, second, :, first] = block.mT
@@ -113,13 +116,6 @@ def _lost_borders(tap: tuple[int, int], distance: tuple[int, int]) -> list[tuple
 
 def _edge_lost(shift: int) -> int | None:
     return {1: 0, -1: -1}.get(shift)
-
-
-def _oriented(borders: dict[Border, Tensor], border: Border) -> Tensor:
-    row, column, (down, right) = border
-    if down < 0 or right < 0:
-        return borders[row, column, (-down, -right)].mT
-    return borders[border]
 
 
 def _edge(index: int | None) -> slice:

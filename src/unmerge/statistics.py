@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from unmerge.accumulation import LayerStatistics
-from unmerge.errors import StatisticsError, listing
+from unmerge.errors import FileError, StatisticsError, listing
 from unmerge.files import read_tensors, write_tensors
 from unmerge.fingerprint import differences
 from unmerge.moments import Moments
@@ -22,7 +22,7 @@ from unmerge.version import VERSION
 KIND = "statistics"
 
 
-@dataclass
+@dataclass(eq=False)
 class Statistics:
     """The moments of every collected layer's inputs, and whose they are."""
 
@@ -116,15 +116,18 @@ class Statistics:
         """Read what `save` wrote; a damaged or changed file is an error."""
         tensors, header = read_tensors(Path(path), KIND, device)
         layers: dict[str, LayerStatistics] = {}
-        for name, entry in header["layers"].items():
-            if "same_as" in entry:
-                layers[name] = layers[entry["same_as"]]
-                continue
-            prefix = f"{name}:"
-            own = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
-            layers[name] = _layer_of(own, entry)
-        values = {name: header[name] for name in _HEADER}
-        values["classes"], values["class_samples"] = tuple(values["classes"]), tuple(values["class_samples"])
+        try:
+            for name, entry in header["layers"].items():
+                if "same_as" in entry:
+                    layers[name] = layers[entry["same_as"]]
+                    continue
+                prefix = f"{name}:"
+                own = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+                layers[name] = _layer_of(own, entry)
+            values = {name: header[name] for name in _HEADER}
+            values |= {name: tuple(values[name]) for name in ("classes", "class_samples")}
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise FileError(f"{path} was written by another version of unmerge: {error!r}.") from error
         return cls(layers, **values)
 
     def _combined(
@@ -144,6 +147,11 @@ class Statistics:
                 joined.class_sums = self._spread(mine.class_sums, classes)
                 joined.class_rows = joined.class_rows + sign * other._spread(theirs.class_rows, classes)
                 joined.class_sums = joined.class_sums + sign * other._spread(theirs.class_sums, classes)
+            if sign > 0 and mine.class_moments and theirs.class_moments:
+                for owner, layer in ((self, mine), (other, theirs)):
+                    for code, moments in layer.class_moments.items():
+                        place = classes.index(owner.classes[code])
+                        joined.class_moments[place] = joined.class_moments.get(place, Moments()) + moments
             return joined
 
         done: dict[tuple[int, int], LayerStatistics] = {}

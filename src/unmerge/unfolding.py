@@ -118,5 +118,7 @@ def agrees(module: nn.Module, inputs: Tensor, output: Tensor, matrix: Tensor) ->
     if found.shape != expected.shape:
         return False
     found = found if bias is None else found + bias
+    if not found.isfinite().all():
+        return True  # not the layer's doing: the pass names the first layer with such inputs
     tolerance = 1e-2 if output.dtype in (torch.float32, torch.float64) else 5e-2
     return bool((found - expected).norm() <= tolerance * expected.norm() + 1e-6)
