@@ -11,11 +11,10 @@ from torch import Tensor
 from unmerge.moments import full_precision
 
 EXACT_UP_TO = {"cpu": 1024, "cuda": 256}  # above, iterating is several times faster
-# Relative gain of captured energy at which the iteration stops. A direction that stands out of a flat spectrum by 0.1 %
-# gains this much even while it is hardly found, so that no more than that is missed.
-_TOLERANCE = 3e-8
-_ITERATIONS = 100
-_CHECK_EVERY = 2
+_TOLERANCE = 1e-6  # relative gain of captured energy between two looks at which the iteration stops
+_CHECK_EVERY = 3
+_COLUMNS = 480  # of the Krylov basis before a restart
+_RESTARTS = 4
 
 Product = Callable[[Tensor], Tensor]
 
@@ -50,25 +49,42 @@ def captured(matrix: Tensor, basis: Tensor) -> Tensor:
 
 
 def _iterated(multiply: Product, rank: int, like: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Subspace iteration with some columns to spare; None when the captured energy does not settle."""
-    columns = rank + max(16, rank // 4)
-    block = multiply(_start(like.shape[-1], columns).to(like.device, like.dtype))
+    """Block Lanczos with full orthogonalisation and restarts; None when the captured energy does not settle."""
+    width = rank + max(8, rank // 4)
+    longest = max(8, _COLUMNS // width)  # blocks before a restart
+    block = torch.linalg.qr(_start(like.shape[-1], width).to(like.device, like.dtype))[0]
     before = 0.0
-    for iteration in range(1, _ITERATIONS + 1):
-        basis = torch.linalg.qr(block)[0]
-        image = multiply(basis)
-        # Two products an orthogonalisation, which costs more than both; scaled, so that nothing overflows.
-        block = multiply(image / image.norm().clamp_min(torch.finfo(image.dtype).tiny))
-        if iteration % _CHECK_EVERY:
-            continue
-        # So small a problem is solved faster on the CPU, and the answer is needed there.
-        values, rotation = torch.linalg.eigh((basis.mT.double() @ image.double()).cpu())
-        energy = values[-rank:].sum().item()
-        if abs(energy - before) <= _TOLERANCE * abs(energy):
-            vectors = basis.double() @ rotation[:, -rank:].flip(1).to(basis.device)
-            return values[-rank:].flip(0).to(basis.device), torch.linalg.qr(vectors)[0]
-        before = energy
+    for _ in range(_RESTARTS):
+        basis, projected = block, like.new_zeros(0, 0)
+        for step in range(1, longest + 1):
+            image = multiply(block)
+            projected = _bordered(projected, basis.mT @ image)
+            if step % _CHECK_EVERY == 0 or step == longest:
+                # So small a problem is solved faster on the CPU, and the answer is needed there.
+                values, rotation = torch.linalg.eigh(projected.double().cpu())
+                energy = values[-rank:].sum().item()
+                if abs(energy - before) <= _TOLERANCE * abs(energy):
+                    vectors = basis.double() @ rotation[:, -rank:].flip(1).to(basis.device)
+                    return values[-rank:].flip(0).to(basis.device), torch.linalg.qr(vectors)[0]
+                before = energy
+            if step < longest:
+                block = image
+                for _ in range(2):  # what the first pass leaves of the basis is rounding of the size of the image
+                    block = torch.linalg.qr(block - basis @ (basis.mT @ block))[0]
+                basis = torch.cat([basis, block], dim=1)
+        block = torch.linalg.qr(basis @ rotation[:, -width:].flip(1).to(basis.device, basis.dtype))[0]
     return None
+
+
+def _bordered(projected: Tensor, column: Tensor) -> Tensor:
+    """A symmetric matrix with one more block of columns, and of rows."""
+    known, width = len(projected), column.shape[1]
+    larger = projected.new_zeros(known + width, known + width)
+    larger[:known, :known] = projected
+    larger[:, known:], larger[known:] = column, column.mT
+    corner = column[known:]
+    larger[known:, known:] = (corner + corner.mT) / 2
+    return larger
 
 
 @lru_cache(maxsize=8)
