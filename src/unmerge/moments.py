@@ -116,18 +116,14 @@ class Moments:
     def __add__(self, other: Moments) -> Moments:
         if self.n == 0 or other.n == 0:
             return (other if self.n == 0 else self).clone()
-        self._check_same_features(other)
-        total, gram = other._about(self.pivot)
-        return Moments.build(self.n + other.n, self.pivot, self.total + total, self.gram + gram)
+        return self._joined(other, +1)
 
     def __sub__(self, other: Moments) -> Moments:
         if other.n == 0:
             return self.clone()
-        self._check_same_features(other)
         if other.n >= self.n:
             raise StatisticsError(f"cannot take {other.n} rows out of {self.n}.")
-        total, gram = other._about(self.pivot)
-        rest = Moments.build(self.n - other.n, self.pivot, self.total - total, self.gram - gram)
+        rest = self._joined(other, -1)
         # Whatever is taken out of itself leaves no negative variance.
         if bool((rest.variance < -1e-3 * self.variance.amax(-1, keepdim=True)).any()):
             raise StatisticsError("the rows taken away were not among those counted: a variance would be negative.")
@@ -162,23 +158,24 @@ class Moments:
         self._total = torch.zeros_like(self._pivot)
         self._gram = torch.zeros(*pivot.shape, rows.shape[-1], dtype=wide, device=rows.device)
 
-    def _about(self, pivot: Tensor) -> tuple[Tensor, Tensor]:
-        """The two sums about another pivot."""
-        step = self.pivot - pivot.to(self.pivot.device)
-        total = self.total + self.n * step
-        # Σ(y + s)(y + s)ᵀ = Σyyᵀ + tsᵀ + stᵀ + nssᵀ = Σyyᵀ − ttᵀ/n + (t + ns)(t + ns)ᵀ/n
-        gram = _add_outer(self.gram, self.total / self.n**0.5, -1)
-        return total, _add_outer(gram, total / self.n**0.5, +1)
-
-    def _check_counted(self) -> None:
-        if self.n == 0:
-            raise StatisticsError("these moments have counted no rows yet.")
-
-    def _check_same_features(self, other: Moments) -> None:
+    def _joined(self, other: Moments, sign: int) -> Moments:
+        """The sums of both about this one's pivot, those of the other added or taken away."""
         if self.pivot.shape != other.pivot.shape:
             raise StatisticsError(
                 f"moments of {tuple(self.pivot.shape)} and {tuple(other.pivot.shape)} features do not combine."
             )
+        step = other.pivot - self.pivot
+        gram = torch.add(self.gram, other.gram, alpha=sign)
+        # About the other pivot p + s a sum Σyyᵀ becomes Σ(y + s)(y + s)ᵀ = Σyyᵀ + wsᵀ + swᵀ with w = Σy + ns/2.
+        half = (other.total + other.n / 2 * step).to(gram.dtype).unsqueeze(-1)
+        column = step.to(gram.dtype).unsqueeze(-1)
+        gram.addcmul_(half, column.mT, value=sign).addcmul_(column, half.mT, value=sign)
+        total = self.total + sign * (other.total + other.n * step)
+        return Moments.build(self.n + sign * other.n, self.pivot, total, gram)
+
+    def _check_counted(self) -> None:
+        if self.n == 0:
+            raise StatisticsError("these moments have counted no rows yet.")
 
 
 def mean_dominates(rows: Tensor) -> bool:

@@ -90,19 +90,19 @@ class Pools:
         return self._class_means(self._kept, forgotten=False)[1] - self.retain_mean
 
     def joint_factor(self, ridge: float) -> Tensor:
-        """The factor of Cov_S with its ridge."""
-        return self._factor("joint", ridge, lambda: self._joint.covariance)
+        """The factor of S's scatter with its ridge; what is made of it does not depend on its scale."""
+        return self._factor("joint", ridge, lambda: self._joint.scatter)
 
     def within_factor(self, ridge: float) -> Tensor:
-        """The factor of the covariance of S within its classes, with its ridge."""
+        """The factor of S's scatter within its classes, with its ridge."""
 
         def within() -> Tensor:
-            covariance = self._joint.covariance.double()
+            scatter = self._joint.scatter.double()
             for source, forgotten in ((self._lost, True), (self._kept, False)):
                 rows, means = self._class_means(source, forgotten)
-                shifts = (means - self._joint.mean) * (rows / self._joint.n).sqrt().unsqueeze(1)
-                covariance -= shifts.mT @ shifts
-            return covariance
+                shifts = (means - self._joint.mean) * rows.sqrt().unsqueeze(1)
+                scatter -= shifts.mT @ shifts
+            return scatter
 
         return self._factor("within", ridge, within)
 
