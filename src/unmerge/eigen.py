@@ -12,7 +12,7 @@ from unmerge.moments import full_precision
 
 EXACT_UP_TO = {"cpu": 1024, "cuda": 256}  # above, iterating is several times faster
 _TOLERANCE = 1e-6  # relative gain of captured energy between two looks at which the iteration stops
-_CHECK_EVERY = 3
+_CHECK_EVERY = 2
 _COLUMNS = 480  # of the Krylov basis before a restart
 _RESTARTS = 4
 
@@ -49,7 +49,7 @@ def captured(matrix: Tensor, basis: Tensor) -> Tensor:
 
 
 def _iterated(multiply: Product, rank: int, like: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Block Lanczos with full orthogonalisation and restarts; None when the captured energy does not settle."""
+    """Block Krylov iteration in the squared matrix with restarts; None when the captured energy does not settle."""
     width = rank + max(8, rank // 4)
     longest = max(8, _COLUMNS // width)  # blocks before a restart
     block = torch.linalg.qr(_start(like.shape[-1], width).to(like.device, like.dtype))[0]
@@ -61,18 +61,22 @@ def _iterated(multiply: Product, rank: int, like: Tensor) -> tuple[Tensor, Tenso
             projected = _bordered(projected, basis.mT @ image)
             if step % _CHECK_EVERY == 0 or step == longest:
                 # So small a problem is solved faster on the CPU, and the answer is needed there.
-                values, rotation = torch.linalg.eigh(projected.double().cpu())
-                energy = values[-rank:].sum().item()
-                if abs(energy - before) <= _TOLERANCE * abs(energy):
-                    vectors = basis.double() @ rotation[:, -rank:].flip(1).to(basis.device)
-                    return values[-rank:].flip(0).to(basis.device), torch.linalg.qr(vectors)[0]
+                small = projected.double().cpu()
+                energy = torch.linalg.eigvalsh(small)[-rank:].sum().item()
+                settled = abs(energy - before) <= _TOLERANCE * abs(energy)
                 before = energy
-            if step < longest:
-                block = image
-                for _ in range(2):  # what the first pass leaves of the basis is rounding of the size of the image
-                    block = torch.linalg.qr(block - basis @ (basis.mT @ block))[0]
-                basis = torch.cat([basis, block], dim=1)
-        block = torch.linalg.qr(basis @ rotation[:, -width:].flip(1).to(basis.device, basis.dtype))[0]
+                if settled or step == longest:
+                    values, rotation = (part.to(like.device) for part in torch.linalg.eigh(small))
+                    if settled:
+                        vectors = basis.double() @ rotation[:, -rank:].flip(1)
+                        return values[-rank:].flip(0), torch.linalg.qr(vectors)[0]
+                    block = torch.linalg.qr(basis @ rotation[:, -width:].to(basis.dtype))[0]
+                    break
+            # Two products a step: the orthogonalisation costs more. Scaled, so that nothing overflows.
+            block = multiply(image / image.norm().clamp_min(torch.finfo(image.dtype).tiny))
+            for _ in range(2):  # what the first pass leaves of the basis is rounding of the size of the block
+                block = torch.linalg.qr(block - basis @ (basis.mT @ block))[0]
+            basis = torch.cat([basis, block], dim=1)
     return None
 
 

@@ -65,6 +65,6 @@ def listing(names: Iterable[str], limit: int = 8) -> str:
 def warn(message: str) -> None:
     """Warn at the line of the user's code that called into the package."""
     level, frame = 1, sys._getframe()
-    while frame.f_back is not None and frame.f_globals.get("__package__", "").partition(".")[0] == "unmerge":
+    while frame.f_back is not None and frame.f_globals["__name__"].partition(".")[0] == "unmerge":
         level, frame = level + 1, frame.f_back
     warnings.warn(message, UnmergeWarning, stacklevel=level)

@@ -133,12 +133,13 @@ class Pools:
 
     @cached_property
     def _joint(self) -> Moments:
-        kept = self._moments(self._kept[self._layer].moments)
-        return kept if self._request.whole is not None else self.forget + kept
+        if self._request.joint is not None:
+            return self._moments(self._request.joint[self._layer].moments)
+        return self.forget + self._moments(self._kept[self._layer].moments)
 
     def _factor(self, name: str, ridge: float, matrix: Callable[[], Tensor]) -> Tensor:
         # Statistics of everything serve many requests, so their factors are kept with them.
-        cache = self._request.whole.factors if self._request.whole is not None else {}
+        cache = self._request.joint.factors if self._request.joint is not None else {}
         key = (self._layer, self._group, name, ridge)
         if key not in cache:
             cache[key] = ridged_factor(matrix(), ridge)

@@ -41,6 +41,13 @@ class Request:
         assert found is not None
         return found
 
+    @property
+    def joint(self) -> Statistics | None:
+        """The statistics of everything, where they are at hand: given, or what the retain ones were taken out of."""
+        if self.retain is not None and self.retain.parts is not None and self.retain.parts[1] is self.forget:
+            return self.retain.parts[0]
+        return self.whole
+
     def layers(self, model: nn.Module, recipe: Recipe) -> list[str]:
         """The layers to edit: what the recipe selects of those that were collected."""
         collected = self.statistics.layers

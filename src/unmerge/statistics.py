@@ -34,6 +34,7 @@ class Statistics:
     head: str | None = None  # the layer whose output is the model's
     shift_to: dict[str, str | None] = field(default_factory=dict)  # the tensor that takes a constant shift
     left_out: dict[str, str] = field(default_factory=dict)
+    parts: tuple[Statistics, Statistics] | None = field(default=None, repr=False)  # (S, F), when this is S − F
     factors: dict[tuple[object, ...], Tensor] = field(default_factory=dict, repr=False, compare=False)  # a cache
 
     def __getitem__(self, layer: str) -> LayerStatistics:
@@ -77,7 +78,9 @@ class Statistics:
                     "the second statistics are not part of the first."
                 )
         classes = self.classes if other.classes or not self.classes else ()
-        return self._combined(other, classes, -1, lambda mine, theirs: mine - theirs)
+        rest = self._combined(other, classes, -1, lambda mine, theirs: mine - theirs)
+        rest.parts = (self, other)
+        return rest
 
     def to(self, device: torch.device | str) -> Statistics:
         """The same statistics on another device."""
@@ -91,7 +94,7 @@ class Statistics:
                 None if layer.sample is None else layer.sample.to(device),
             )
 
-        return dataclasses.replace(self, layers=_once_each(self.layers, moved), factors={})
+        return dataclasses.replace(self, layers=_once_each(self.layers, moved), parts=None, factors={})
 
     def save(self, path: str | Path) -> None:
         """Write one safetensors file; shared layers are written once."""
@@ -174,6 +177,7 @@ class Statistics:
             samples=self.samples + sign * other.samples,
             classes=tuple(classes[place] for place in kept),
             class_samples=tuple(counts[classes[place]] for place in kept),
+            parts=None,
             factors={},
         )
 

@@ -138,9 +138,9 @@ def measure(
     print(f"statistics of S on disk           {megabytes:9.0f} MiB   ", end="")
     print(f"(saved in {save_seconds:.2f} s, read in {load_seconds:.2f} s)")
     following, next_part = timed(lambda: collect(forget, loaded), warm)
-    _, next_fit = timed(lambda: unmerge.fit(model, following, loaded - following, init="zero"), warm)
+    _, next_fit = timed(lambda: unmerge.fit(model, following, loaded - following, init="zero"), max(2, warm))
     print(f"next request:  pass over F        {next_part:9.3f} s   {next_part / plain_forget:.2f}x a plain forward")
-    print(f"               in all             {next_part + next_fit:9.3f} s")
+    print(f"               in all             {next_part + next_fit:9.3f} s   (factors of S cached)")
     for basis in ("lda", "private-mean"):
         recipe = unmerge.Recipe(basis=basis)
         label = sorted(whole.classes)[0]
