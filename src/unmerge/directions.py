@@ -25,6 +25,10 @@ class Directions:
     def rank(self) -> int:
         return self.forget.shape[-1]
 
+    def to(self, device: torch.device) -> Directions:
+        lift = None if self.lift is None else self.lift.to(device)
+        return Directions(self.forget.to(device), self.retain.to(device), lift)
+
 
 def directions(groups: Sequence[Pools], recipe: Recipe) -> Directions:
     """The directions of every group of a layer."""

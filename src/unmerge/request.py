@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -71,8 +71,16 @@ class Request:
     def pools(self, layer: str) -> list[Pools]:
         """What is known of a layer's inputs, one entry a group."""
         mean = self.statistics[layer].moments.mean
-        groups: list[int | None] = [None] if mean.dim() == 1 else list(range(len(mean)))
-        return [Pools(self, layer, group) for group in groups]
+        if mean.dim() == 1:
+            return [Pools(self, layer, None)]
+        # Depthwise layers have hundreds of problems with nine features: each is too small for a GPU.
+        here = self if mean.device.type == "cpu" else self._on_cpu(layer)
+        return [Pools(here, layer, group) for group in range(len(mean))]
+
+    def _on_cpu(self, layer: str) -> Request:
+        parts = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        moved: Any = {name: part.only(layer).to("cpu") for name, part in parts.items() if isinstance(part, Statistics)}
+        return replace(self, **moved)
 
     def retain_mean(self, layer: str) -> Tensor:
         """m_R as (in,), or (groups, in)."""

@@ -82,6 +82,10 @@ class Statistics:
         rest.parts = (self, other)
         return rest
 
+    def only(self, layer: str) -> Statistics:
+        """The same statistics of one layer."""
+        return dataclasses.replace(self, layers={layer: self[layer]}, parts=None, factors={})
+
     def to(self, device: torch.device | str) -> Statistics:
         """The same statistics on another device."""
 

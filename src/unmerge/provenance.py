@@ -1,0 +1,95 @@
+"""What an edit says of itself: the head's rows it takes out, its strength, and where it comes from."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from unmerge.batches import device_of
+from unmerge.edit import Edit, LayerEdit
+from unmerge.errors import EditError, listing, warn
+from unmerge.layers import weight_matrix
+from unmerge.recipe import Recipe
+from unmerge.request import Request
+from unmerge.version import VERSION
+
+_RANKED = ("pca", "deflated-pca", "contrastive", "cav-kmeans")
+
+
+def finished_edit(
+    model: nn.Module,
+    layers: dict[str, LayerEdit],
+    names: list[str],
+    request: Request,
+    recipe: Recipe,
+    seconds: Mapping[str, float],
+) -> Edit:
+    """The edit of these layers with all that is recorded beside it."""
+    removed, why_not_removed = _removed_rows(model, request, layers, recipe)
+    statistics = request.statistics
+    notes: dict[str, Any] = {
+        "left_out": dict(statistics.left_out),
+        "spanned_by_retain": [name for name in names if name not in layers],
+        "mean_left_free": [name for name in layers if recipe.mean != "free" and statistics.shift_to[name] is None],
+        "head_not_removed": why_not_removed,
+        "rank_reduced": {},
+        "approximations": [],
+    }
+    if request.whole is not None and recipe.basis != "private-mean":
+        notes["approximations"].append("retain eigenvectors: all data less the means of the forgotten classes")
+    if recipe.basis in _RANKED:
+        notes["rank_reduced"] = {name: layer.rank for name, layer in layers.items() if layer.rank < recipe.rank}
+    if notes["rank_reduced"]:
+        shown = listing(f"{name} to {rank}" for name, rank in notes["rank_reduced"].items())
+        warn(f"rank={recipe.rank} is more than the data supports and was reduced: {shown}.")
+    samples = {"forget": request.forget, "retain": request.retain, "all": request.whole}
+    head = request.head(model)
+    edit = Edit(
+        layers=layers,
+        recipe=recipe.but(layers=names) if callable(recipe.layers) else recipe,
+        alpha=recipe.alpha if recipe.alpha is not None else 1.0 if removed else None,
+        head=head if head in layers else None,
+        removed=removed,
+        provenance={
+            "unmerge": VERSION,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "device": str(device_of(model)),
+            "samples": {name: part.samples for name, part in samples.items() if part is not None},
+            "classes": list(request.classes),
+            "seconds": {phase: round(value, 4) for phase, value in seconds.items()},
+            "notes": notes,
+        },
+    )
+    edit.weights.update({name: statistics.weights[name] for name in edit.touched})
+    return edit
+
+
+def _removed_rows(
+    model: nn.Module, request: Request, layers: Mapping[str, LayerEdit], recipe: Recipe
+) -> tuple[tuple[int, ...], str]:
+    """The head's rows to take out, and why none where the recipe left the choice open."""
+    if recipe.head in ("edit", "keep"):
+        return (), ""
+    head = request.head(model)
+    module = model.get_submodule(head)
+    width = weight_matrix(module).shape[0]
+    if not request.classes:
+        reason = "the request is not made of whole classes"
+    elif request.statistics.head is None and recipe.head == "auto":
+        reason = f"the output of {head!r} is not the output of the model"
+    elif head not in layers:
+        reason = f"the classifier {head!r} is not among the edited layers"
+    elif getattr(module, "bias", None) is None:
+        reason = f"the classifier {head!r} has no bias"
+    elif max(request.classes) >= width or min(request.classes) < 0:
+        reason = f"label {max(request.classes)} is outside the {width} rows of the classifier {head!r}"
+    else:
+        return request.classes, ""
+    if recipe.head == "remove":
+        raise EditError(f"head='remove' cannot be done: {reason}. Use head='edit'.")
+    return (), reason
