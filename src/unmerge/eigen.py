@@ -12,7 +12,7 @@ from unmerge.moments import full_precision
 
 EXACT_UP_TO = {"cpu": 1024, "cuda": 256}  # above, iterating is several times faster
 _TOLERANCE = 1e-6  # relative gain of captured energy between two looks at which the iteration stops
-_CHECK_EVERY = 2
+_CHECKS = frozenset({4, 6, 8, 11, 15})  # steps at which the energy is looked at
 _COLUMNS = 480  # of the Krylov basis before a restart
 _RESTARTS = 4
 
@@ -55,40 +55,47 @@ def _iterated(multiply: Product, rank: int, like: Tensor) -> tuple[Tensor, Tenso
     block = torch.linalg.qr(_start(like.shape[-1], width).to(like.device, like.dtype))[0]
     before = 0.0
     for _ in range(_RESTARTS):
-        basis, projected = block, like.new_zeros(0, 0)
+        basis, columns, exhausted = block, [], False
         for step in range(1, longest + 1):
             image = multiply(block)
-            projected = _bordered(projected, basis.mT @ image)
-            if step % _CHECK_EVERY == 0 or step == longest:
-                # So small a problem is solved faster on the CPU, and the answer is needed there.
-                small = projected.double().cpu()
-                energy = torch.linalg.eigvalsh(small)[-rank:].sum().item()
-                settled = abs(energy - before) <= _TOLERANCE * abs(energy)
-                before = energy
-                if settled or step == longest:
-                    values, rotation = (part.to(like.device) for part in torch.linalg.eigh(small))
-                    if settled:
-                        vectors = basis.double() @ rotation[:, -rank:].flip(1)
-                        return values[-rank:].flip(0), torch.linalg.qr(vectors)[0]
-                    block = torch.linalg.qr(basis @ rotation[:, -width:].to(basis.dtype))[0]
-                    break
+            columns.append(basis.mT @ image)
             # Two products a step: the orthogonalisation costs more. Scaled, so that nothing overflows.
             block = multiply(image / image.norm().clamp_min(torch.finfo(image.dtype).tiny))
-            for _ in range(2):  # what the first pass leaves of the basis is rounding of the size of the block
-                block = torch.linalg.qr(block - basis @ (basis.mT @ block))[0]
-            basis = torch.cat([basis, block], dim=1)
+            rest = block - basis @ (basis.mT @ block)
+            exhausted = bool(rest.norm() <= 1000 * torch.finfo(rest.dtype).eps * block.norm())
+            if exhausted or step in _CHECKS or step == longest:
+                values, rotation = torch.linalg.eigh(_symmetric(columns))
+                energy = values[-rank:].sum().item()
+                if exhausted or abs(energy - before) <= _TOLERANCE * abs(energy):
+                    vectors = basis.double() @ rotation[:, -rank:].flip(1).to(like.device)
+                    return values[-rank:].flip(0).to(like.device), torch.linalg.qr(vectors)[0]
+                before = energy
+            if step < longest:
+                block = _orthonormal_rest(basis, rest)
+                basis = torch.cat([basis, block], dim=1)
+        block = torch.linalg.qr(basis @ rotation[:, -width:].to(basis.device, basis.dtype))[0]
     return None
 
 
-def _bordered(projected: Tensor, column: Tensor) -> Tensor:
-    """A symmetric matrix with one more block of columns, and of rows."""
-    known, width = len(projected), column.shape[1]
-    larger = projected.new_zeros(known + width, known + width)
-    larger[:known, :known] = projected
-    larger[:, known:], larger[known:] = column, column.mT
-    corner = column[known:]
-    larger[known:, known:] = (corner + corner.mT) / 2
-    return larger
+def _orthonormal_rest(basis: Tensor, rest: Tensor) -> Tensor:
+    """An orthonormal block of what the basis does not hold."""
+    block = torch.linalg.qr(rest)[0]
+    left = basis.mT @ block
+    # Where the basis held nearly all, rounding of the size of the block is left.
+    again = left.abs().max() > 100 * torch.finfo(block.dtype).eps
+    return torch.linalg.qr(block - basis @ left)[0] if again else block
+
+
+def _symmetric(columns: list[Tensor]) -> Tensor:
+    """The projected matrix from its block columns, each down to the diagonal, on the CPU."""
+    # So small a problem is solved faster there than on a GPU, and the answer is needed there.
+    size = columns[-1].shape[0]
+    full = torch.zeros(size, size, dtype=torch.float64)
+    for column in columns:
+        height, width = column.shape
+        full[:height, height - width : height] = column
+    upper = full.triu()
+    return upper + upper.triu(1).mT
 
 
 @lru_cache(maxsize=8)
