@@ -17,8 +17,8 @@ from unmerge.batches import (
     check_iterable,
     check_rereadable,
     feed,
+    first_samples,
     first_tensor,
-    head_of,
     inputs_of,
     labels_of,
     logits_of,
@@ -99,7 +99,7 @@ def test_the_head_of_a_batch_cuts_every_tensor_that_has_one_entry_a_sample(count
         "named": Pair(x, y),
         "mapping": {"x": x, "labels": y, "scale": torch.ones(()), "name": "a"},
     }[kind]
-    cut = head_of(batch, count)
+    cut = first_samples(batch, count)
     assert type(cut) is type(batch)
     assert first_tensor(cut).equal(x[:count])
     if kind != "tensor":

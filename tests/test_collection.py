@@ -625,3 +625,23 @@ def test_activations_that_become_infinite_inside_the_model_name_the_first_layer_
 def test_options_out_of_range_are_refused_by_name(name, value):
     with pytest.raises((DataError, LayerError), match=name):
         collect(mlp(), [samples((6,), [0, 1, 1])], **{name: value})
+
+
+class SequenceFirst(nn.Module):
+    """A layer that sees (positions, samples, features)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(6, 6), nn.Linear(6, 2)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.head(self.inner(inputs.transpose(0, 1)).mean(0))
+
+
+def test_rows_that_are_not_ordered_by_sample_get_no_labels():
+    batch = (torch.randn(4, 8, 6), torch.tensor([0, 1, 2, 3]))
+    with pytest.warns(UnmergeWarning, match="'inner' does not have the samples in the first dimension"):
+        assert list(collect(SequenceFirst(), [batch]).layers) == ["head"]
+    with pytest.raises(LayerError, match="class labels"):
+        collect(SequenceFirst(), [batch], ["inner"])
+    assert collect(SequenceFirst(), [batch[0]], ["inner"])["inner"].moments.n == 32

@@ -363,7 +363,7 @@ def test_a_request_that_is_not_made_of_classes_removes_no_rows(kind):
 def test_labels_outside_the_head_remove_no_rows():
     model = mlp((6, 8, 2))
     forget, retain = request((6,), forgotten=(5,), kept=(0, 1))
-    with pytest.raises(EditError, match=r"label 5.*head='edit'"):
+    with pytest.raises(EditError, match=r"labels \[5\].*head='edit'"):
         fit(model, [forget], [retain], init="zero", recipe=REMOVE)
 
 

@@ -88,9 +88,9 @@ def test_only_the_shards_that_are_needed_are_opened(tmp_path):
         initial_weights(fine_tuned(), tmp_path, ["4.weight"])
 
 
-def test_weights_come_in_the_type_of_the_model():
+def test_weights_keep_their_own_precision():
     model = mlp(dtype=torch.bfloat16)
-    assert initial_weights(model, pretrained(), NAMES)["0.weight"].dtype == torch.bfloat16
+    assert initial_weights(model, pretrained(), NAMES)["0.weight"].dtype == torch.float64
 
 
 def test_all_missing_names_are_listed():

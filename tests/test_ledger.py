@@ -198,3 +198,14 @@ def test_asking_for_a_ledger_makes_none():
     model = mlp()
     ledger_of(model).before["x"] = torch.zeros(1)
     assert not ledger_of(model).before
+
+
+def test_the_last_edit_leaves_the_recalibration_of_the_one_before():
+    model = cnn()
+    first, second = edits(model, (3, 8, 8))[:2]
+    _, retain = request((3, 8, 8), [0], [1, 2, 3], 8)
+    first.apply(model, 1.0, recalibrate=batched(retain, 8))
+    before = bits(model)
+    with second.applied(model, 1.0):
+        assert not all(torch.equal(value, before[name]) for name, value in bits(model).items())
+    assert all(torch.equal(value, before[name]) for name, value in bits(model).items())

@@ -65,6 +65,10 @@ class Accumulator:
     def is_full(self) -> bool:
         return self._max_points is not None and self._rows >= self._max_points
 
+    @property
+    def is_empty(self) -> bool:
+        return not any(part.n for part in self._parts.values())
+
     def is_finite(self) -> Tensor:
         """Whether all that was counted is finite, as a tensor, so that asking needs no wait."""
         counted = [part.is_finite() for part in self._parts.values() if part.n]

@@ -12,6 +12,8 @@ from tqdm.auto import tqdm
 from unmerge.errors import DataError
 
 Forward = Callable[[nn.Module, Any], Any]
+PROBE_SAMPLES = 2  # that a first look at a model takes
+
 Mask = Callable[[Any], Tensor] | str | None
 
 
@@ -77,7 +79,7 @@ def map_tensors(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
     return batch
 
 
-def head_of(batch: Any, samples: int) -> Any:
+def first_samples(batch: Any, samples: int) -> Any:
     """The first samples of a batch."""
     size = len(first_tensor(batch))
     return map_tensors(batch, lambda tensor: tensor[:samples] if tensor.dim() and len(tensor) == size else tensor)
@@ -136,7 +138,8 @@ def _no_batch(what: str) -> DataError:
 
 
 def check_iterable(data: Any, what: str) -> None:
-    if isinstance(data, (Tensor, Mapping, str, bytes)) or not isinstance(data, Iterable):
+    one_batch = isinstance(data, (tuple, list)) and len(data) > 1 and labels_of(data) is not None
+    if one_batch or isinstance(data, (Tensor, Mapping, str, bytes)) or not isinstance(data, Iterable):
         raise DataError(
             f"{what}: expected an iterable of batches (a DataLoader, a list) but got {type(data).__name__}. "
             "For a single batch pass [batch]."

@@ -10,13 +10,14 @@ from torch import Tensor, nn
 
 from unmerge.accumulation import Accumulator, BatchFacts, Keep, LayerStatistics
 from unmerge.batches import (
+    PROBE_SAMPLES,
     Forward,
     Mask,
     batches,
     device_of,
     feed,
+    first_samples,
     first_tensor,
-    head_of,
     labels_of,
     mask_of,
     on_device,
@@ -29,8 +30,6 @@ from unmerge.probe import Probe, hooked, identity, probe
 from unmerge.recipe import LayerChoice
 from unmerge.statistics import Statistics
 from unmerge.unfolding import agrees
-
-PROBE_SAMPLES = 2
 
 
 def collect(
@@ -72,7 +71,7 @@ def collect(
         recorder: Recorder | None = None
         for batch in batches(data, what):
             if recorder is None:
-                few = on_device(model, head_of(batch, PROBE_SAMPLES))
+                few = on_device(model, first_samples(batch, PROBE_SAMPLES))
                 seen = known.probe if known is not None else probe(model, selection.names, few, forward)
                 recorder = Recorder(model, selection, seen, labels_of(batch) is not None, keep)
             recorder.read(batch, mask, forward)
@@ -85,6 +84,13 @@ def collect(
         return statistics
 
 
+_OWN_WAY = (
+    "does not return input · weight + bias: its class {} does something of its own (pads, scales or fuses), so an edit "
+    "would be wrong"
+)
+_MIXED = "does not have the samples in the first dimension of its input, so its rows cannot be given class labels"
+
+
 class Recorder:
     """Turns batches into statistics while its hooks are attached."""
 
@@ -93,7 +99,13 @@ class Recorder:
         self._probe = seen
         self._named = selection.named
         self._left_out = dict(selection.left_out)
-        self._names = [name for name in selection.names if not self._refused(name, name in seen.disagrees)]
+        mixed = seen.mixed if labelled else set()
+        self._names = [
+            name
+            for name in selection.names
+            if not self._refused(name, name in seen.disagrees, _OWN_WAY)
+            and not self._refused(name, name in mixed, _MIXED)
+        ]
         self._labelled = labelled
         # The sums of whole samples would not fit rows that end in the middle of one.
         self._by_class = labelled and (keep.full or keep.max_points is None)
@@ -146,7 +158,9 @@ class Recorder:
         self._check_finite()
         uncalled = [name for name in self._names if name not in self._order and name not in self._left_out]
         self._left_out |= dict.fromkeys(uncalled, "was never called, so it has no inputs to learn from")
-        names = [name for name in self._names if name in self._order]
+        empty = [name for name in self._order if self._accumulators[self._probe.leader.get(name, name)].is_empty]
+        self._left_out |= dict.fromkeys(empty, "has no position that the mask counts")
+        names = [name for name in self._names if name in self._order and name not in empty]
         if self._left_out:
             reasons = "; ".join(f"{name!r} {reason}" for name, reason in self._left_out.items())
             warn(f"left out: {reasons}.")
@@ -173,7 +187,7 @@ class Recorder:
             return
         if name not in self._checked:
             self._checked.add(name)
-            if self._refused(name, not agrees(module, given, output, weight_matrix(module))):
+            if self._refused(name, not agrees(module, given, output, weight_matrix(module)), _OWN_WAY):
                 return
         self._order[name] = None
         leader = self._probe.leader.get(name, name)
@@ -196,16 +210,12 @@ class Recorder:
             "cannot be shared. Collect them in two calls: layers=[...] with one of them each."
         )
 
-    def _refused(self, name: str, disagrees: bool) -> bool:
-        if not disagrees:
+    def _refused(self, name: str, refused: bool, why: str) -> bool:
+        if not refused:
             return False
-        module = self._model.get_submodule(name)
-        reason = (
-            f"does not return input · weight + bias: its class {type(module).__name__} does something of its own "
-            "(pads, scales or fuses)"
-        )
+        reason = why.format(type(self._model.get_submodule(name)).__name__)
         if self._named:
-            raise LayerError(f"layer {name!r} {reason}, so an edit would be wrong. Leave it out of layers=...")
+            raise LayerError(f"layer {name!r} {reason}. Leave it out of layers=...")
         self._left_out[name] = reason
         return True
 

@@ -61,7 +61,9 @@ def _forget_basis(pools: Pools, recipe: Recipe) -> Tensor:
     if recipe.basis == "pca":
         return bases.pca(pools.forget.scatter, recipe.rank)
     if recipe.basis == "deflated-pca":
-        deflated = bases.pca(pools.retain_scatter, recipe.deflate)
+        # Room is left for as many directions as are asked for.
+        room = max(0, len(pools.retain_mean) - recipe.rank)
+        deflated = bases.pca(pools.retain_scatter, min(recipe.deflate, room))
         return bases.deflated_pca(pools.forget.scatter, deflated, recipe.rank)
     if recipe.basis == "contrastive":
         forget_scatter = pools.forget.scatter_about(pools.retain_mean) / pools.forget.n

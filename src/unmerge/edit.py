@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from unmerge import ledger as ledgers
-from unmerge.batches import Forward, check_rereadable, first_batch
-from unmerge.errors import EditError, FileError, RecipeError, listing
+from unmerge.batches import PROBE_SAMPLES, Forward, check_rereadable, first_batch, first_samples
+from unmerge.errors import EditError, FileError, RecipeError, listing, warn
 from unmerge.files import read_tensors, write_json, write_tensors
 from unmerge.fingerprint import differences, fingerprint, state_of
 from unmerge.layers import from_matrix, tensor_name
@@ -76,6 +76,8 @@ class Edit:
         force: apply to other weights than those the edit was fitted on.
         """
         alpha = self._strength(alpha)
+        if head_alpha is not None and self.head is None:
+            raise EditError("head_alpha= is given, but this edit does not change the classifier.")
         head_alpha = alpha if head_alpha is None else self._strength(head_alpha)
         if any(entry.edit is self for entry in ledgers.ledger_of(model).entries):
             raise EditError("this model carries this edit already. Call edit.revert(model) first.")
@@ -89,7 +91,7 @@ class Edit:
         if recalibrate is not None:
             check_rereadable(recalibrate, "recalibrate", "finding the BatchNorms behind the edit")
             with evaluating(model):
-                first = first_batch(recalibrate, "recalibrate")
+                first = first_samples(first_batch(recalibrate, "recalibrate"), PROBE_SAMPLES)
             before = norm_inputs(model, first, forward)
         with ledgers.change(model, entry) as remember:
             remember(values)
@@ -101,6 +103,8 @@ class Edit:
                 remember(entry.recalibrated)
                 if norms:
                     recalibrate_norms(model, norms, recalibrate, forward)
+                else:
+                    warn("recalibrate= is given, but no BatchNorm lies behind the edited layers.")
         return model
 
     def revert(self, model: nn.Module, *, force: bool = False) -> nn.Module:
@@ -158,6 +162,18 @@ class Edit:
             bias[rows] = REMOVED_BIAS
             changed |= zip(names, (weight, bias), strict=True)
         return changed
+
+    def survived(self, model: nn.Module, alpha: float | None = None) -> dict[str, float]:
+        """The share of each layer's change that rounding to the weight's type leaves: 1 for float32, less for bf16."""
+        alpha = self._strength(alpha)
+        state = state_of(model)
+        shares = {}
+        for name, layer in self.layers.items():
+            weight = state[tensor_name(name, "weight")].detach().double()
+            meant = -alpha * from_matrix((layer.B @ layer.Q.mT).to(weight), weight, layer.transposed)
+            rounded = (weight + meant).to(state[tensor_name(name, "weight")].dtype).double() - weight
+            shares[name] = ((rounded * meant).sum() / meant.square().sum()).item() if meant.any() else 1.0
+        return shares
 
     def save(self, directory: str | Path) -> None:
         """Write `edit.safetensors`, which holds everything, and `edit.json`, its readable part."""

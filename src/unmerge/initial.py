@@ -20,7 +20,7 @@ _FILES = ("model.safetensors", "pytorch_model.bin")
 
 
 def initial_weights(model: nn.Module, init: Init, names: Iterable[str]) -> dict[str, Tensor]:
-    """The initial value of each named parameter, on its device and in its type; zeros for "zero"."""
+    """The initial value of each named parameter, on its device; zeros for "zero"."""
     own = dict(model.named_parameters(remove_duplicate=False))
     wanted = {name: own[name] for name in names}
     if isinstance(init, str) and init == "zero":
@@ -46,12 +46,12 @@ def initial_weights(model: nn.Module, init: Init, names: Iterable[str]) -> dict[
             + "; ".join(shapes)
             + '. Leave those layers out with layers=..., or use init="zero".'
         )
-    values = {name: given[name].to(parameter.device, parameter.dtype) for name, parameter in wanted.items()}
+    values = {name: given[name].to(parameter.device) for name, parameter in wanted.items()}
     broken = [name for name, value in values.items() if not value.isfinite().all()]
     if broken:
         raise InitError(f"init holds NaN or infinite values in {listing(broken)}.")
     weights = [name for name, parameter in wanted.items() if parameter.dim() > 1]
-    if weights and all(torch.equal(values[name], wanted[name]) for name in weights):
+    if weights and all(torch.equal(values[name].to(wanted[name].dtype), wanted[name]) for name in weights):
         raise InitError(
             "init has the same weights as the model in every edited layer, so the task vector is zero. "
             'Pass the checkpoint from before fine-tuning, or init="zero".'

@@ -68,6 +68,8 @@ def select(model: nn.Module, layers: LayerChoice = None, skip_layers: int | str 
         raise LayerError(f"layers={layers!r} is not a name, a list of names, a 're:' pattern or a predicate.")
     else:
         entries = [layers] if isinstance(layers, str) else list(layers)
+        if not all(isinstance(entry, str) for entry in entries):
+            raise LayerError(f"layers={layers!r} holds something other than names: expected those of named_modules().")
         named = not any(entry.startswith("re:") for entry in entries)
         chosen = [name for entry in entries for name in _matching(entry, modules)]
     chosen = [name for name in modules if name in set(chosen)]

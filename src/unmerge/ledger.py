@@ -26,6 +26,7 @@ class Entry:
     alpha: float
     head_alpha: float
     recalibrated: tuple[str, ...] = ()  # buffers that recalibration replaced
+    present: dict[str, Tensor] = field(default_factory=dict)  # all that it changed, from just before
 
 
 @dataclass
@@ -53,7 +54,7 @@ def change(model: nn.Module, entry: Entry) -> Iterator[Callable[[Iterable[str]],
     ledger = _ledgers.setdefault(model, Ledger())
     state = state_of(model)
     fresh: list[str] = []
-    present: dict[str, Tensor] = {}
+    present = entry.present
 
     def remember(names: Iterable[str]) -> None:
         for name in names:
@@ -99,9 +100,15 @@ def withdraw(model: nn.Module, edit: Edit, force: bool) -> None:
             f"{listing(changed)} changed after the edit was applied; reverting would discard that. "
             "Pass force=True to restore the weights from before the edit."
         )
+    is_last = ledger.entries[-1] is entry
     ledger.entries.remove(entry)
+    if is_last:
+        write(model, entry.present)
+        _settle(model, ledger)
+        return
+    lost = any(other.recalibrated for other in ledger.entries)
     _rebuild(model, ledger)
-    if any(other.recalibrated for other in ledger.entries):
+    if lost:
         warn(
             "the BatchNorm statistics of the edits that stay were estimated with this one in place and are now those "
             "from before; apply them again with recalibrate=..."
@@ -109,14 +116,20 @@ def withdraw(model: nn.Module, edit: Edit, force: bool) -> None:
 
 
 def _rebuild(model: nn.Module, ledger: Ledger) -> None:
-    """Write the tensors from before with the remaining edits, and forget those that none of them touches."""
+    """Write the tensors from before with the remaining edits, each with what it now finds."""
     values = dict(ledger.before)
-    touched: set[str] = set()
     for entry in ledger.entries:
+        entry.recalibrated = ()
         changes = entry.edit.changes(values, entry.alpha, entry.head_alpha)
+        entry.present = {name: values[name] for name in changes}
         values.update(changes)
-        touched.update(changes)
     write(model, values)
+    _settle(model, ledger)
+
+
+def _settle(model: nn.Module, ledger: Ledger) -> None:
+    """Forget the tensors that no remaining edit has changed, and note what the others hold."""
+    touched = {name for entry in ledger.entries for name in entry.present}
     ledger.before = {name: value for name, value in ledger.before.items() if name in touched}
     if ledger.entries:
         seal(model, ledger)

@@ -148,12 +148,14 @@ class Moments:
 
     def _start(self, rows: Tensor) -> None:
         wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
-        pivot = rows.mean(-2, dtype=wide)
-        # Half-precision rows multiply without error as they are; a shift would round them and cost a pass.
-        self._is_shifted = rows.dtype == wide or mean_dominates(rows)
         # A pivot first: with |mean| >> std the raw sums cancel to noise. In the rows' own type, so that nearby
         # values subtract without error.
-        pivot = pivot.to(rows.dtype) if self._is_shifted else torch.zeros_like(pivot)
+        pivot = rows.mean(-2, dtype=wide).to(rows.dtype)
+        if rows.dtype != wide:
+            # Half-precision rows multiply without error as they are; a shift where none is needed would round them.
+            dominated = mean_dominates(rows)
+            self._is_shifted = bool(dominated.any())
+            pivot = torch.where(dominated, pivot, torch.zeros_like(pivot))
         self._pivot = pivot.double()
         self._total = torch.zeros_like(self._pivot)
         self._gram = torch.zeros(*pivot.shape, rows.shape[-1], dtype=wide, device=rows.device)
@@ -178,12 +180,12 @@ class Moments:
             raise StatisticsError("these moments have counted no rows yet.")
 
 
-def mean_dominates(rows: Tensor) -> bool:
-    """Whether in some channel the mean is so much larger than the deviation that float32 sums need a pivot."""
+def mean_dominates(rows: Tensor) -> Tensor:
+    """In which channels the mean is so much larger than the deviation that float32 sums need a pivot."""
     some = rows[..., :4096, :].float()
     mean, deviation = some.mean(-2), some.std(-2, correction=0)
     # A channel that never changes has no deviation to lose.
-    return bool(((mean.abs() > _MEAN_TO_DEVIATION * deviation) & (deviation > 0)).any().item())
+    return (mean.abs() > _MEAN_TO_DEVIATION * deviation) & (deviation > 0)
 
 
 @contextmanager

@@ -74,7 +74,7 @@ def fit(
                 layers[name] = _layer_edit(name, module, coefficients, basis.forget, bias, request, recipe)
     if not layers:
         raise LayerError("the retain class means span the whole input of every layer. Use basis='lda'.")
-    return finished_edit(model, layers, names, request, recipe, clock.seconds)
+    return finished_edit(model, layers, names, request, recipe, init, clock.seconds)
 
 
 def _task_vectors(model: nn.Module, init: Init, names: list[str], recipe: Recipe) -> dict[str, Tensor]:
@@ -84,7 +84,9 @@ def _task_vectors(model: nn.Module, init: Init, names: list[str], recipe: Recipe
     if recipe.bias == "shrink":
         wanted += [bias for name in names if (bias := tensor_name(name, "bias")) in own]
     initial = initial_weights(model, init, wanted)
-    return {name: own[name].detach() - initial[name] for name in wanted}
+    # Wide, since in half precision a small difference of large weights would be rounding.
+    wide = {name: torch.promote_types(own[name].dtype, torch.float32) for name in wanted}
+    return {name: own[name].detach().to(wide[name]) - initial[name].to(wide[name]) for name in wanted}
 
 
 def _solve(projection: Tensor, overlap: Tensor, recipe: Recipe) -> Tensor:
@@ -143,8 +145,6 @@ def _check_empty(name: str, recipe: Recipe) -> None:
             "with centering='separate' each class or cluster is compared with the mean of the forget set, and a single "
             "one is that mean. Use centering='retain', or basis='lda'"
         )
-    elif recipe.basis == "deflated-pca":
-        why = f"the {recipe.deflate} retain directions leave nothing of its input. Lower deflate"
     else:
         why = "the forget inputs do not differ from the retain inputs there. Leave it out with layers=..."
     raise LayerError(f"layer {name!r} has no forget direction: {why}.")

@@ -97,12 +97,9 @@ class Pools:
         """The factor of S's scatter within its classes, with its ridge."""
 
         def within() -> Tensor:
-            scatter = self._joint.scatter.double()
-            for source, forgotten in ((self._lost, True), (self._kept, False)):
-                rows, means = self._class_means(source, forgotten)
-                shifts = (means - self._joint.mean) * rows.sqrt().unsqueeze(1)
-                scatter -= shifts.mT @ shifts
-            return scatter
+            rows, sums = self._joint_classes()
+            shifts = (sums / rows.unsqueeze(1) - self._joint.mean) * rows.sqrt().unsqueeze(1)
+            return self._joint.scatter.double() - shifts.mT @ shifts
 
         return self._factor("within", ridge, within)
 
@@ -136,6 +133,21 @@ class Pools:
         if self._request.joint is not None:
             return self._moments(self._request.joint[self._layer].moments)
         return self.forget + self._moments(self._kept[self._layer].moments)
+
+    def _joint_classes(self) -> tuple[Tensor, Tensor]:
+        """Rows and Σx of each class of S; a class that is forgotten in part is one class, unlabelled data another."""
+        joint = self._request.joint
+        if joint is not None and joint.classes:
+            layer = joint[self._layer]
+            return layer.class_rows, self._grouped(layer.class_sums)
+        rows: dict[int | None, Tensor] = {}
+        sums: dict[int | None, Tensor] = {}
+        for source in (self._lost, self._kept):
+            counts, means = self._class_means(source, forgotten=source is self._lost)
+            for label, count, mean in zip(source.classes or (None,), counts, means, strict=True):
+                rows[label] = rows.get(label, 0) + count
+                sums[label] = sums.get(label, 0) + count * mean
+        return torch.stack(list(rows.values())), torch.stack(list(sums.values()))
 
     def _factor(self, name: str, ridge: float, matrix: Callable[[], Tensor]) -> Tensor:
         # Statistics of everything serve many requests, so their factors are kept with them.

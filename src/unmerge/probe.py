@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unmerge.batches import Forward, feed, logits_of
+from unmerge.batches import Forward, feed, first_samples, first_tensor, logits_of
 from unmerge.layers import tensor_name, weight_matrix
 from unmerge.normalization import Consumers
 from unmerge.unfolding import agrees, geometry
@@ -25,6 +25,7 @@ class Probe:
 
     called: set[str] = field(default_factory=set)
     disagrees: set[str] = field(default_factory=set)  # does not return rows · weight + bias
+    mixed: set[str] = field(default_factory=set)  # its input does not have the samples first
     leader: dict[str, str] = field(default_factory=dict)  # an earlier layer with the same rows
     shift_to: dict[str, str | None] = field(default_factory=dict)  # the tensor that takes a constant, if any
     head: str | None = None  # the layer whose output is the model's
@@ -35,6 +36,7 @@ def probe(model: nn.Module, names: Sequence[str], batch: Any, forward: Forward |
     found = Probe()
     consumers = Consumers(model)
     inputs: dict[str, list[tuple[object, ...]]] = defaultdict(list)
+    shapes: dict[str, list[tuple[int, ...]]] = defaultdict(list)
     outputs: dict[str, Tensor] = {}
     alive: list[Tensor] = []  # so that no address is used twice
 
@@ -44,6 +46,7 @@ def probe(model: nn.Module, names: Sequence[str], batch: Any, forward: Forward |
             if not agrees(module, given, output, weight_matrix(module)):
                 found.disagrees.add(name)
             inputs[name].append((*identity(given), geometry(module)))
+            shapes[name].append(tuple(given.shape))
             outputs[name] = output
             alive.extend((given, output))
         consumers.watch(name, output)
@@ -51,6 +54,7 @@ def probe(model: nn.Module, names: Sequence[str], batch: Any, forward: Forward |
     with hooked(model, names, look), consumers:
         result = logits_of(feed(model, batch, forward))
 
+    found.mixed = _mixed(model, names, batch, forward, shapes)
     first_with: dict[tuple[tuple[object, ...], ...], str] = {}
     for name, calls in inputs.items():
         leader = first_with.setdefault(tuple(calls), name)
@@ -67,6 +71,30 @@ def probe(model: nn.Module, names: Sequence[str], batch: Any, forward: Forward |
         if result is not None and output.data_ptr() == result.data_ptr() and output.shape == result.shape:
             found.head = name
     return found
+
+
+def _mixed(
+    model: nn.Module,
+    names: Sequence[str],
+    batch: Any,
+    forward: Forward | None,
+    shapes: dict[str, list[tuple[int, ...]]],
+) -> set[str]:
+    """The layers whose input does not grow in its first dimension with the number of samples."""
+    size = len(first_tensor(batch))
+    # A convolution, and a plain (samples, features) input, has them first.
+    unsure = [
+        name
+        for name in names
+        if not isinstance(model.get_submodule(name), nn.Conv2d)
+        and any(len(shape) > 2 or shape[0] != size for shape in shapes[name])
+    ]
+    if size == 1 or not unsure:
+        return set()
+    of_one: dict[str, list[int]] = defaultdict(list)
+    with hooked(model, unsure, lambda name, _, given, __: of_one[name].append(given.shape[0])):
+        feed(model, first_samples(batch, 1), forward)
+    return {name for name in unsure if [size * first for first in of_one[name]] != [shape[0] for shape in shapes[name]]}
 
 
 def identity(tensor: Tensor) -> tuple[object, ...]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from torch import nn
 from unmerge.batches import device_of
 from unmerge.edit import Edit, LayerEdit
 from unmerge.errors import EditError, listing, warn
+from unmerge.initial import Init
 from unmerge.layers import weight_matrix
 from unmerge.recipe import Recipe
 from unmerge.request import Request
@@ -26,6 +29,7 @@ def finished_edit(
     names: list[str],
     request: Request,
     recipe: Recipe,
+    init: Init,
     seconds: Mapping[str, float],
 ) -> Edit:
     """The edit of these layers with all that is recorded beside it."""
@@ -61,12 +65,12 @@ def finished_edit(
             "device": str(device_of(model)),
             "samples": {name: part.samples for name, part in samples.items() if part is not None},
             "classes": list(request.classes),
+            "init": str(init) if isinstance(init, (str, Path)) else type(init).__name__,
             "seconds": {phase: round(value, 4) for phase, value in seconds.items()},
             "notes": notes,
         },
     )
-    edit.weights.update({name: statistics.weights[name] for name in edit.touched})
-    return edit
+    return replace(edit, weights={name: statistics.weights[name] for name in edit.touched})
 
 
 def _removed_rows(
@@ -80,14 +84,14 @@ def _removed_rows(
     width = weight_matrix(module).shape[0]
     if not request.classes:
         reason = "the request is not made of whole classes"
-    elif request.statistics.head is None and recipe.head == "auto":
-        reason = f"the output of {head!r} is not the output of the model"
     elif head not in layers:
         reason = f"the classifier {head!r} is not among the edited layers"
+    elif request.statistics.head is None and recipe.head == "auto":
+        reason = f"the output of {head!r} is not the output of the model"
     elif getattr(module, "bias", None) is None:
         reason = f"the classifier {head!r} has no bias"
     elif max(request.classes) >= width or min(request.classes) < 0:
-        reason = f"label {max(request.classes)} is outside the {width} rows of the classifier {head!r}"
+        reason = f"the labels {list(request.classes)} are not all among the {width} rows of the classifier {head!r}"
     else:
         return request.classes, ""
     if recipe.head == "remove":

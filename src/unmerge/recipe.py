@@ -120,6 +120,9 @@ class Recipe:
             elif not rule.accepts(value):
                 hint = suggest(value, rule.words) if isinstance(value, str) and rule.words else ""
                 raise RecipeError(f"{entry.name}={value!r} is not {rule}. {hint}".strip())
+            elif rule.number is not None and isinstance(value, Real):
+                # Plain numbers, which JSON can hold, in place of numpy's.
+                object.__setattr__(self, entry.name, rule.number(value))
 
     def _check_layers(self) -> None:
         names = [self.layers] if isinstance(self.layers, str) else self.layers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -50,14 +51,18 @@ class Request:
 
     def layers(self, model: nn.Module, recipe: Recipe) -> list[str]:
         """The layers to edit: what the recipe selects of those that were collected."""
-        collected = self.statistics.layers
-        if recipe.layers is None and recipe.skip_layers == "auto" and len(collected) < len(candidates(model)):
+        collected, left_out = self.statistics.layers, self.statistics.left_out
+        chosen = [name for name in candidates(model) if name not in collected and name not in left_out]
+        if recipe.layers is None and recipe.skip_layers == "auto" and chosen:
             names = list(collected)  # a choice was made when collecting
         else:
             names = select(model, recipe.layers, recipe.skip_layers).names
-            missing = [name for name in names if name not in collected]
-            if missing and recipe.layers is not None:
-                raise StatisticsError(f"the statistics lack {listing(missing)}; collect with layers=recipe.layers.")
+            missing = [name for name in names if name not in collected and name not in left_out]
+            if missing:
+                raise StatisticsError(
+                    f"the recipe selects {listing(missing)}, which were not collected. Collect them too, or name the "
+                    "layers to edit with Recipe(layers=...)."
+                )
             names = [name for name in names if name in collected]
         if recipe.head == "keep":
             names = [name for name in names if name != self.head(model)]
@@ -103,9 +108,14 @@ def request_of(
     forward: Forward | None,
 ) -> Request:
     """The request that `fit`'s arguments make, its data read where they are data."""
+    if not isinstance(recipe, Recipe):
+        raise DataError(f"recipe is a {type(recipe).__name__}; expected a Recipe, for example Recipe(basis='lda').")
     if classes is not None or statistics is not None:
         if classes is None or statistics is None or forget is not None or retain is not None:
             raise DataError("classes= and statistics= go together, and in place of forget and retain.")
+        if not isinstance(statistics, Statistics):
+            kind = type(statistics).__name__
+            raise DataError(f"statistics is a {kind}; expected Statistics: unmerge.Statistics.load(path) reads a file.")
         statistics.check_weights(fingerprint(state_of(model)))
         return _of_classes(statistics, classes, recipe)
     if forget is None or retain is None:
@@ -137,15 +147,21 @@ def request_of(
     if not limited:
         return request
     options |= {"layers": forget, "max_points": recipe.max_points}
-    return replace(
-        request,
-        probe_forget=collect(model, forget_data, **_needs(recipe), **options, what="forget probes"),
-        probe_retain=collect(model, retain_data, **options, what="retain probes"),
-    )
+    probe_forget = collect(model, forget_data, **_needs(recipe), **options, what="forget probes")
+    unseen = sorted({*forget.classes} - {*probe_forget.classes}) if recipe.basis == "cav-class" else []
+    if unseen:
+        raise DataError(
+            f"the first {recipe.max_points} rows of forget hold no sample of the classes {unseen}. Shuffle the forget "
+            "batches, or use recipe.but(max_points=None)."
+        )
+    probe_retain = collect(model, retain_data, **options, what="retain probes")
+    return replace(request, probe_forget=probe_forget, probe_retain=probe_retain)
 
 
 def _of_pools(forget: Statistics, retain: Statistics, recipe: Recipe) -> Request:
     forget.check_alike(retain, "pair")
+    if retain.device != forget.device:
+        retain = retain.to(forget.device)
     needed = _needs(recipe)
     if recipe.basis == "cav-class" and not forget.classes:
         raise DataError(
@@ -170,6 +186,8 @@ def _of_classes(whole: Statistics, classes: Sequence[int], recipe: Recipe) -> Re
         )
     if not whole.classes:
         raise StatisticsError("these statistics were collected without labels, so they have no classes to forget.")
+    if isinstance(classes, (str, int)) or not all(isinstance(label, Integral) for label in classes):
+        raise DataError(f"classes={classes!r} is not a list of labels, for example classes=[3, 5].")
     wanted = tuple(sorted({int(label) for label in classes}))
     unknown = [label for label in wanted if label not in whole.classes]
     if unknown or not wanted:

@@ -34,7 +34,7 @@ def applies(module: nn.Module, inputs: Tensor) -> bool:
     if not plain:
         return False
     # The border of zeros has no pivot.
-    return not mean_dominates(inputs.permute(0, 2, 3, 1).reshape(-1, inputs.shape[1]))
+    return not mean_dominates(inputs.permute(0, 2, 3, 1).reshape(-1, inputs.shape[1])).any()
 
 
 class ShiftedMoments:

@@ -22,7 +22,7 @@ from unmerge.version import VERSION
 KIND = "statistics"
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Statistics:
     """The moments of every collected layer's inputs, and whose they are."""
 
@@ -48,7 +48,11 @@ class Statistics:
         first: dict[int, str] = {}
         leaders = {name: first.setdefault(id(layer), name) for name, layer in self.layers.items()}
         shared = {name: leader for name, leader in leaders.items() if leader != name}
-        return Probe(set(self.layers), set(), shared, dict(self.shift_to), self.head)
+        return Probe(set(self.layers), leader=shared, shift_to=dict(self.shift_to), head=self.head)
+
+    def __repr__(self) -> str:
+        classes = f", {len(self.classes)} classes" if self.classes else ""
+        return f"Statistics({len(self.layers)} layers, {self.samples:,} samples{classes}, {self.device})"
 
     def check_weights(self, weights: dict[str, str]) -> None:
         """Refuse a model other than the one that was read: its inputs depend on every weight before a layer."""
@@ -81,6 +85,10 @@ class Statistics:
         rest = self._combined(other, classes, -1, lambda mine, theirs: mine - theirs)
         rest.parts = (self, other)
         return rest
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.layers.values())).moments.mean.device
 
     def only(self, layer: str) -> Statistics:
         """The same statistics of one layer."""
@@ -144,11 +152,12 @@ class Statistics:
         sign: int,
         join: Callable[[Moments, Moments], Moments],
     ) -> Statistics:
+        other = other if other.device == self.device else other.to(self.device)
         pairs = {name: (layer, other.layers[name]) for name, layer in self.layers.items()}
 
         def combine(name: str) -> LayerStatistics:
             mine, theirs = pairs[name]
-            joined = LayerStatistics(join(mine.moments, theirs.moments.to(mine.moments.mean.device)))
+            joined = LayerStatistics(join(mine.moments, theirs.moments))
             if classes:
                 joined.class_rows = self._spread(mine.class_rows, classes)
                 joined.class_sums = self._spread(mine.class_sums, classes)
