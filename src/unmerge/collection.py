@@ -71,9 +71,13 @@ def collect(
         recorder: Recorder | None = None
         for batch in batches(data, what):
             if recorder is None:
-                few = on_device(model, first_samples(batch, PROBE_SAMPLES))
-                seen = known.probe if known is not None else probe(model, selection.names, few, forward)
-                recorder = Recorder(model, selection, seen, labels_of(batch) is not None, keep)
+                labelled = labels_of(batch) is not None
+                if known is not None and (known.classes or not labelled):
+                    seen = known.probe
+                else:
+                    few = on_device(model, first_samples(batch, PROBE_SAMPLES))
+                    seen = probe(model, selection.names, few, forward)
+                recorder = Recorder(model, selection, seen, labelled, keep)
             recorder.read(batch, mask, forward)
             if recorder.is_full:
                 break

@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--images", type=int, default=5000, help="size of S (default: 5000)")
     parser.add_argument("--forget", type=int, default=500, help="size of F, a part of S (default: 500)")
-    parser.add_argument("--batch", type=int, help="images a batch (default: 250; 2000 on cuda)")
+    parser.add_argument("--batch", type=int, help="images a batch (default: 250; 2500 on cuda)")
     parser.add_argument("--data", type=Path, help="an .npz of images (n, 32, 32, 3) and labels (default: random)")
     parser.add_argument("--weights", type=Path, help="the model's weights as safetensors (default: untrained)")
     parser.add_argument("--no-eigh", action="store_true", help="leave out the comparison with full float64 eigh")
@@ -68,7 +68,7 @@ def main() -> None:
     else:
         images, labels = images_of(options.data, options.images)
     model = cifar_resnet(options.model, int(labels.max()) + 1)
-    size = options.batch or (2000 if device.type == "cuda" else 250)
+    size = options.batch or (2500 if device.type == "cuda" else 250)
     everything = Batches(images.to(device, memory_format=torch.channels_last), labels, size)
     forget, rest = everything.part(0, options.forget), everything.part(options.forget)
     if options.weights is None:
