@@ -61,9 +61,10 @@ def _forget_basis(pools: Pools, recipe: Recipe) -> Tensor:
     if recipe.basis == "pca":
         return bases.pca(pools.forget.scatter, recipe.rank)
     if recipe.basis == "deflated-pca":
-        # Room is left for as many directions as are asked for.
-        room = max(0, len(pools.retain_mean) - recipe.rank)
-        deflated = bases.pca(pools.retain_scatter, min(recipe.deflate, room))
+        deflated = bases.pca(pools.retain_scatter, recipe.deflate)
+        if recipe.deflate >= len(pools.retain_mean):
+            # All of a narrow input would go; the weakest directions stay, as many as are asked for.
+            deflated = deflated[:, : max(0, deflated.shape[1] - recipe.rank)]
         return bases.deflated_pca(pools.forget.scatter, deflated, recipe.rank)
     if recipe.basis == "contrastive":
         forget_scatter = pools.forget.scatter_about(pools.retain_mean) / pools.forget.n

@@ -148,7 +148,7 @@ def request_of(
         return request
     options |= {"layers": forget, "max_points": recipe.max_points}
     probe_forget = collect(model, forget_data, **_needs(recipe), **options, what="forget probes")
-    unseen = sorted({*forget.classes} - {*probe_forget.classes}) if recipe.basis == "cav-class" else []
+    unseen = _classes_without_rows(forget, probe_forget) if recipe.basis == "cav-class" else []
     if unseen:
         raise DataError(
             f"the first {recipe.max_points} rows of forget hold no sample of the classes {unseen}. Shuffle the forget "
@@ -195,6 +195,12 @@ def _of_classes(whole: Statistics, classes: Sequence[int], recipe: Recipe) -> Re
     if len(wanted) == len(whole.classes):
         raise StatisticsError("classes= names every class, so nothing is left to retain.")
     return Request(None, None, whole, wanted)
+
+
+def _classes_without_rows(forget: Statistics, probes: Statistics) -> list[int]:
+    """The forgotten classes of which some layer's limited rows hold none."""
+    seen = {name: {probes.classes[place] for place in layer.class_moments} for name, layer in probes.layers.items()}
+    return [label for label in forget.classes if not all(label in labels for labels in seen.values())]
 
 
 def _needs(recipe: Recipe) -> dict[str, Any]:

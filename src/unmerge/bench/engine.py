@@ -121,7 +121,7 @@ def measure(
     _, plain_forget = timed(lambda: plain_forward(model, forget, forward), warm)
     before = _peak_memory(device)
     (part, retain), passes = timed(both, warm)
-    edit, fit_seconds = timed(lambda: unmerge.fit(model, part, retain, init="zero"), warm)
+    edit, fit_seconds = timed(lambda: unmerge.fit(model, part, retain, init="zero"), max(2, warm))
     memory = _peak_memory(device)
     whole = part + retain
     print(f"\nplain forward over S              {plain:9.3f} s")
