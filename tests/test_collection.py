@@ -645,3 +645,11 @@ def test_rows_that_are_not_ordered_by_sample_get_no_labels():
     with pytest.raises(LayerError, match="class labels"):
         collect(SequenceFirst(), [batch], ["inner"])
     assert collect(SequenceFirst(), [batch[0]], ["inner"])["inner"].moments.n == 32
+
+
+def test_a_convolution_that_keeps_its_sizes_in_lists_is_read_like_others():
+    model = nn.Sequential(nn.Conv2d(2, 3, 3, stride=2, padding=1), nn.Flatten(), nn.Linear(12, 2))
+    batch = (torch.randn(4, 2, 4, 4), torch.tensor([0, 1, 0, 1]))
+    expected = collect(model, [batch])["0"].moments.scatter
+    model[0].stride, model[0].padding = [2, 2], [1, 1]
+    assert torch.equal(collect(model, [batch])["0"].moments.scatter, expected)

@@ -5,31 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from unmerge.accumulation import Accumulator, BatchFacts, Keep, LayerStatistics
-from unmerge.batches import (
-    PROBE_SAMPLES,
-    Forward,
-    Mask,
-    batches,
-    device_of,
-    feed,
-    first_samples,
-    first_tensor,
-    labels_of,
-    mask_of,
-    on_device,
-)
-from unmerge.errors import DataError, LayerError, warn
+from unmerge.accumulation import Keep
+from unmerge.batches import PROBE_SAMPLES, Forward, Mask, batches, first_samples, labels_of, on_device
+from unmerge.errors import DataError
 from unmerge.fingerprint import fingerprint, state_of
-from unmerge.layers import Selection, select, weight_matrix
+from unmerge.layers import select
 from unmerge.normalization import evaluating
-from unmerge.probe import Probe, hooked, identity, probe
+from unmerge.probe import probe
 from unmerge.recipe import LayerChoice
+from unmerge.recorder import Recorder
 from unmerge.statistics import Statistics
-from unmerge.unfolding import agrees
 
 
 def collect(
@@ -86,184 +73,3 @@ def collect(
         if known is not None:
             statistics.left_out = {**known.left_out, **statistics.left_out}
         return statistics
-
-
-_OWN_WAY = (
-    "does not return input · weight + bias: its class {} does something of its own (pads, scales or fuses), so an edit "
-    "would be wrong"
-)
-_MIXED = "does not have the samples in the first dimension of its input, so its rows cannot be given class labels"
-
-
-class Recorder:
-    """Turns batches into statistics while its hooks are attached."""
-
-    def __init__(self, model: nn.Module, selection: Selection, seen: Probe, labelled: bool, keep: Keep) -> None:
-        self._model = model
-        self._probe = seen
-        self._named = selection.named
-        self._left_out = dict(selection.left_out)
-        mixed = seen.mixed if labelled else set()
-        self._names = [
-            name
-            for name in selection.names
-            if not self._refused(name, name in seen.disagrees, _OWN_WAY)
-            and not self._refused(name, name in mixed, _MIXED)
-        ]
-        self._labelled = labelled
-        # The sums of whole samples would not fit rows that end in the middle of one.
-        self._by_class = labelled and (keep.full or keep.max_points is None)
-        self._codes: dict[int, int] = {}
-        self._class_samples: dict[int, int] = {}
-        self._samples = 0
-        self._accumulators = {
-            name: Accumulator(model.get_submodule(name), self._by_class, keep)
-            for name in self._names
-            if name not in seen.leader
-        }
-        self._checked = set(seen.called)
-        self._order: dict[str, None] = {}  # as called, so that the first broken layer can be named
-        self._facts: BatchFacts | None = None
-        self._calls: dict[str, int] = {}  # of each layer in this batch
-        self._inputs: dict[str, list[tuple[object, ...]]] = {}  # of each layer or set of layers that share theirs
-        self._leading = set(seen.leader.values())
-        self._alive: list[Tensor] = []  # inputs that layers still to come share, so that their address stays theirs
-
-    @property
-    def is_full(self) -> bool:
-        return all(accumulator.is_full for accumulator in self._accumulators.values())
-
-    def read(self, batch: Any, mask: Mask, forward: Forward | None) -> None:
-        """Count one batch."""
-        labels = labels_of(batch)  # before they move: reading them back would wait for the device
-        batch = on_device(self._model, batch)
-        if (labels is not None) != self._labelled:
-            raise DataError("some batches have class labels and some have none; expected one label a sample in all.")
-        size = len(first_tensor(batch))
-        if size == 0:
-            raise DataError("a batch holds no sample; leave empty batches out.")
-        self._facts = self._facts_of(size, labels, mask_of(batch, mask))
-        self._calls = dict.fromkeys(self._names, 0)
-        self._inputs = {name: [] for name in self._accumulators}
-        with hooked(self._model, self._names, self._count):
-            feed(self._model, batch, forward)
-        for name, leader in self._probe.leader.items():
-            if name in self._calls and self._calls[name] != len(self._inputs[leader]):
-                raise self._not_shared(leader, name)
-        first = self._samples == 0
-        self._samples += size
-        self._alive.clear()
-        if first:
-            self._check_called()
-            self._check_finite()
-
-    def finish(self, weights: dict[str, str]) -> Statistics:
-        """The statistics of all that was read."""
-        self._check_finite()
-        uncalled = [name for name in self._names if name not in self._order and name not in self._left_out]
-        self._left_out |= dict.fromkeys(uncalled, "was never called, so it has no inputs to learn from")
-        empty = [name for name in self._order if self._accumulators[self._probe.leader.get(name, name)].is_empty]
-        self._left_out |= dict.fromkeys(empty, "has no position that the mask counts")
-        names = [name for name in self._names if name in self._order and name not in empty]
-        if self._left_out:
-            reasons = "; ".join(f"{name!r} {reason}" for name, reason in self._left_out.items())
-            warn(f"left out: {reasons}.")
-        if not names:
-            raise LayerError("no selected layer is left to collect.")
-        labels = sorted(self._codes)
-        finished: dict[str, LayerStatistics] = {}
-        for name in names:
-            if name not in self._probe.leader:
-                finished[name] = _ascending(self._accumulators[name].finish(), [self._codes[at] for at in labels])
-        return Statistics(
-            layers={name: finished[self._probe.leader.get(name, name)] for name in names},
-            samples=self._samples,
-            weights=weights,
-            classes=tuple(labels),
-            class_samples=tuple(self._class_samples[label] for label in labels),
-            head=self._probe.head if self._probe.head in names else None,
-            shift_to={name: self._probe.shift_to[name] for name in names},
-            left_out=self._left_out,
-        )
-
-    def _count(self, name: str, module: nn.Module, given: Tensor, output: Tensor) -> None:
-        if name in self._left_out:
-            return
-        if name not in self._checked:
-            self._checked.add(name)
-            if self._refused(name, not agrees(module, given, output, weight_matrix(module)), _OWN_WAY):
-                return
-        self._order[name] = None
-        leader = self._probe.leader.get(name, name)
-        seen, key = self._inputs[leader], identity(given)
-        call = self._calls[name]
-        self._calls[name] += 1
-        if call < len(seen):  # a layer with the same input was called before
-            if seen[call] != key:
-                raise self._not_shared(leader, name)
-            return
-        seen.append(key)
-        if leader in self._leading:
-            self._alive.append(given)
-        assert self._facts is not None
-        self._accumulators[leader].add(given, self._facts)
-
-    def _not_shared(self, leader: str, name: str) -> LayerError:
-        return LayerError(
-            f"layers {leader!r} and {name!r} received the same input at first but not later, so their statistics "
-            "cannot be shared. Collect them in two calls: layers=[...] with one of them each."
-        )
-
-    def _refused(self, name: str, refused: bool, why: str) -> bool:
-        if not refused:
-            return False
-        reason = why.format(type(self._model.get_submodule(name)).__name__)
-        if self._named:
-            raise LayerError(f"layer {name!r} {reason}. Leave it out of layers=...")
-        self._left_out[name] = reason
-        return True
-
-    def _facts_of(self, size: int, labels: Tensor | None, mask: Tensor | None) -> BatchFacts:
-        if labels is None or not self._by_class:
-            return BatchFacts(size, None, (), 0, mask)
-        distinct, inverse, counts = labels.cpu().unique(return_inverse=True, return_counts=True)
-        present = tuple(self._codes.setdefault(label, len(self._codes)) for label in distinct.tolist())
-        for label, count in zip(distinct.tolist(), counts.tolist(), strict=True):
-            self._class_samples[label] = self._class_samples.get(label, 0) + count
-        codes = torch.tensor(present)[inverse].to(device_of(self._model), non_blocking=True)
-        return BatchFacts(size, codes, present, len(self._codes), mask)
-
-    def _check_called(self) -> None:
-        missing = [name for name in self._names if name not in self._order]
-        if self._named and missing:
-            raise LayerError(
-                f"layer {missing[0]!r} was never called on the first batch, so it has no inputs to learn from.\n"
-                "Leave it out with layers=..., or pass data that reaches it."
-            )
-
-    def _check_finite(self) -> None:
-        leaders = [name for name in self._order if name in self._accumulators]
-        if not leaders:
-            return
-        finite = torch.stack([self._accumulators[name].is_finite().cpu() for name in leaders])
-        if not finite.all():
-            name = leaders[int((~finite).nonzero()[0])]
-            raise DataError(
-                f"layer {name!r} received NaN or infinite inputs. Look at the data, or at the layer before."
-            )
-
-
-def _ascending(layer: LayerStatistics, order: list[int]) -> LayerStatistics:
-    """Class tensors by ascending label instead of by first appearance."""
-    if not len(layer.class_rows):
-        return layer
-    # A layer that was not called at the end has seen fewer classes.
-    missing = len(order) - len(layer.class_rows)
-    places_of = torch.tensor(order, device=layer.class_rows.device)
-    rows, sums = (
-        torch.cat([values, values.new_zeros(missing, *values.shape[1:])])[places_of]
-        for values in (layer.class_rows, layer.class_sums)
-    )
-    places = {code: place for place, code in enumerate(order)}
-    moments = {places[code]: value for code, value in layer.class_moments.items()}
-    return LayerStatistics(layer.moments, rows, sums, dict(sorted(moments.items())), layer.sample)

@@ -65,8 +65,9 @@ def geometry(module: nn.Module) -> tuple[object, ...]:
     """What two modules must share, beside their input, to have the same rows."""
     if not isinstance(module, nn.Conv2d):
         return ("linear",)
-    padding = module.padding if isinstance(module.padding, str) else tuple(module.padding)
-    return (module.kernel_size, module.stride, padding, module.dilation, module.groups, module.padding_mode)
+    sizes = (module.kernel_size, module.stride, module.padding, module.dilation)
+    # Some subclasses keep lists.
+    return (*(size if isinstance(size, str) else tuple(size) for size in sizes), module.groups, module.padding_mode)
 
 
 def _places(module: nn.Conv2d, image: Tensor) -> tuple[int, int]:
