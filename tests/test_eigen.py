@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from unmerge.eigen import captured, top_eigenpairs
+from unmerge.eigen import Product, captured, top_eigenpairs
 
 SIZE = 1200  # above 1024, where a full decomposition is no longer made
 RANK = 24
@@ -146,3 +146,28 @@ def test_the_matrix_is_left_as_it_was() -> None:
         before = matrix.clone()
         top_eigenpairs(matrix, 4)
         assert torch.equal(matrix, before)
+
+
+@pytest.mark.parametrize("decay", [0.5, 1.0])
+def test_a_start_from_a_similar_matrix_needs_fewer_products_and_keeps_the_energy(decay: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    size, rank = 1400, 8
+    rotation = torch.linalg.qr(torch.randn(size, size, generator=generator, dtype=torch.float64))[0]
+    values = torch.arange(1, size + 1, dtype=torch.float64) ** -decay
+    part = torch.randn(size, 40, generator=generator, dtype=torch.float64)
+    rest = (rotation * values) @ rotation.mT
+    whole = rest + 0.02 * values[0] / size * part @ part.mT
+    products = {"cold": 0, "warm": 0}
+
+    def counted(name: str) -> Product:
+        def multiply(block: torch.Tensor) -> torch.Tensor:
+            products[name] += 1
+            return rest @ block
+
+        return multiply
+
+    start = top_eigenpairs(whole, rank + 4)[1]
+    top_eigenpairs(counted("cold"), rank, like=rest)
+    found = top_eigenpairs(counted("warm"), rank, like=rest, start=start)[1]
+    assert products["warm"] < 0.7 * products["cold"]
+    assert captured(rest, found) > 0.9999 * values[:rank].sum()

@@ -17,9 +17,12 @@ _NOISE = {torch.float32: 1e-6, torch.float64: 1e-12}
 NEGLIGIBLE = 1e-6
 
 
-def pca(scatter: Tensor, rank: int) -> Tensor:
-    """The leading eigenvectors of a centred scatter (Algorithm 2), at most as many as have variance."""
-    values, vectors = top_eigenpairs(scatter, rank)
+def pca(scatter: Tensor, rank: int, start: Tensor | None = None) -> Tensor:
+    """The leading eigenvectors of a centred scatter (Algorithm 2), at most as many as have variance.
+
+    start: the leading eigenvectors of a similar scatter, where they are known.
+    """
+    values, vectors = top_eigenpairs(scatter, rank, start=start)
     if len(values) == 0 or values[0] <= 0:
         return vectors[:, :0]
     return vectors[:, values > _NOISE[scatter.dtype] * values[0]]

@@ -52,7 +52,8 @@ def _group_directions(pools: Pools, recipe: Recipe) -> Directions:
             pools.within_factor(recipe.ridge), pools.class_shifts, pools.retain_class_shifts
         )
         return Directions(basis, basis[:, :0], lift)
-    return Directions(_forget_basis(pools, recipe), bases.pca(pools.retain_scatter, recipe.retain_rank))
+    start = pools.joint_basis(recipe.retain_rank)
+    return Directions(_forget_basis(pools, recipe), bases.pca(pools.retain_scatter, recipe.retain_rank, start))
 
 
 def _forget_basis(pools: Pools, recipe: Recipe) -> Tensor:

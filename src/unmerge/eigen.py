@@ -19,10 +19,13 @@ _RESTARTS = 4
 Product = Callable[[Tensor], Tensor]
 
 
-def top_eigenpairs(matrix: Tensor | Product, rank: int, like: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def top_eigenpairs(
+    matrix: Tensor | Product, rank: int, like: Tensor | None = None, start: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """The `rank` largest eigenvalues, descending, and their eigenvectors (d, rank), both float64.
 
     The matrix may be given as a product with (d, k) blocks; `like` is then a (d, d) tensor of its device and type.
+    start: the leading eigenvectors of a similar matrix, from which few steps are needed.
     """
     multiply: Product = matrix.__matmul__ if isinstance(matrix, Tensor) else matrix
     like = matrix if isinstance(matrix, Tensor) else like
@@ -33,7 +36,7 @@ def top_eigenpairs(matrix: Tensor | Product, rank: int, like: Tensor | None = No
         return like.new_zeros(0, dtype=torch.float64), like.new_zeros(size, 0, dtype=torch.float64)
     with full_precision():
         if size > EXACT_UP_TO.get(like.device.type, 1024) and 4 * rank <= size:
-            found = _iterated(multiply, rank, like)
+            found = _iterated(multiply, rank, like, start)
             if found is not None:
                 return found
         if not isinstance(matrix, Tensor):
@@ -48,11 +51,16 @@ def captured(matrix: Tensor, basis: Tensor) -> Tensor:
     return (basis * (matrix.to(basis.dtype) @ basis)).sum()
 
 
-def _iterated(multiply: Product, rank: int, like: Tensor) -> tuple[Tensor, Tensor] | None:
+def _iterated(multiply: Product, rank: int, like: Tensor, start: Tensor | None) -> tuple[Tensor, Tensor] | None:
     """Block Krylov iteration in the squared matrix with restarts; None when the captured energy does not settle."""
     width = rank + max(8, rank // 4)
     longest = max(8, _COLUMNS // width)  # blocks before a restart
-    block = torch.linalg.qr(_start(like.shape[-1], width).to(like.device, like.dtype))[0]
+    block = _start(like.shape[-1], width).to(like.device, like.dtype)
+    if start is not None:
+        # Some columns stay random, for directions that only this matrix has.
+        block = torch.cat([start[:, : rank + 4].to(like.dtype), block], dim=1)[:, :width]
+    block = torch.linalg.qr(block)[0]
+    checks = _CHECKS if start is None else _CHECKS | {1, 2, 3}
     before = 0.0
     for _ in range(_RESTARTS):
         basis, columns, exhausted = block, [], False
@@ -63,7 +71,7 @@ def _iterated(multiply: Product, rank: int, like: Tensor) -> tuple[Tensor, Tenso
             block = multiply(image / image.norm().clamp_min(torch.finfo(image.dtype).tiny))
             rest = block - basis @ (basis.mT @ block)
             exhausted = bool(rest.norm() <= 1000 * torch.finfo(rest.dtype).eps * block.norm())
-            if exhausted or step in _CHECKS or step == longest:
+            if exhausted or step in checks or step == longest:
                 values, rotation = torch.linalg.eigh(_symmetric(columns))
                 energy = values[-rank:].sum().item()
                 if exhausted or abs(energy - before) <= _TOLERANCE * abs(energy):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from unmerge.accumulation import LayerStatistics
 from unmerge.bases import NEGLIGIBLE, ridged_factor
+from unmerge.eigen import top_eigenpairs
 from unmerge.errors import DataError
 from unmerge.kmeans import kmeans
 from unmerge.moments import Moments
@@ -93,6 +94,12 @@ class Pools:
         """The factor of S's scatter with its ridge; what is made of it does not depend on its scale."""
         return self._factor("joint", ridge, lambda: self._joint.scatter)
 
+    def joint_basis(self, rank: int) -> Tensor | None:
+        """The leading eigenvectors of S where its statistics are kept: those of the retain part are not far."""
+        if self._request.joint is None:
+            return None
+        return self._kept_with_joint(("basis", rank), lambda: top_eigenpairs(self._joint.scatter, rank + 4)[1])
+
     def within_factor(self, ridge: float) -> Tensor:
         """The factor of S's scatter within its classes, with its ridge."""
 
@@ -150,12 +157,15 @@ class Pools:
         return torch.stack(list(rows.values())), torch.stack(list(sums.values()))
 
     def _factor(self, name: str, ridge: float, matrix: Callable[[], Tensor]) -> Tensor:
-        # Statistics of everything serve many requests, so their factors are kept with them.
-        cache = self._request.joint.factors if self._request.joint is not None else {}
-        key = (self._layer, self._group, name, ridge)
-        if key not in cache:
-            cache[key] = ridged_factor(matrix(), ridge)
-        return cache[key]
+        return self._kept_with_joint((name, ridge), lambda: ridged_factor(matrix(), ridge))
+
+    def _kept_with_joint(self, key: tuple[object, ...], make: Callable[[], Tensor]) -> Tensor:
+        """A value that depends on S alone: its statistics serve many requests, so it is kept with them."""
+        kept = self._request.joint.factors if self._request.joint is not None else {}
+        place = (self._layer, self._group, *key)
+        if place not in kept:
+            kept[place] = make()
+        return kept[place]
 
     def _class_means(self, source: Statistics, forgotten: bool) -> tuple[Tensor, Tensor]:
         """Rows and mean of each class on one side of the request; without labels one class is all."""
