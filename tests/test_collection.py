@@ -653,3 +653,27 @@ def test_a_convolution_that_keeps_its_sizes_in_lists_is_read_like_others():
     expected = collect(model, [batch])["0"].moments.scatter
     model[0].stride, model[0].padding = [2, 2], [1, 1]
     assert torch.equal(collect(model, [batch])["0"].moments.scatter, expected)
+
+
+class Doubling(nn.Linear):
+    """A linear layer that does something of its own."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(inputs)
+
+
+class SharedInput(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.odd, self.even, self.head = Doubling(6, 6), nn.Linear(6, 6), nn.Linear(6, 2)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.head(self.odd(inputs) + self.even(inputs))
+
+
+def test_a_layer_that_shares_its_input_with_one_that_is_left_out_is_counted():
+    inputs = torch.randn(5, 6)
+    with pytest.warns(UnmergeWarning, match="'odd' does not return"):
+        found = collect(SharedInput(), [inputs])
+    assert list(found.layers) == ["even", "head"]
+    assert torch.allclose(found["even"].moments.mean.float(), inputs.mean(0))

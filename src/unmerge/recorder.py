@@ -37,6 +37,9 @@ class Recorder:
             if not self._refused(name, name in seen.disagrees, _OWN_WAY)
             and not self._refused(name, name in mixed, _MIXED)
         ]
+        # Of layers that share their input the first that is kept stands for all.
+        first: dict[str, str] = {}
+        self._leader = {name: first.setdefault(seen.leader.get(name, name), name) for name in self._names}
         self._labelled = labelled
         # The sums of whole samples would not fit rows that end in the middle of one.
         self._by_class = labelled and (keep.full or keep.max_points is None)
@@ -44,16 +47,14 @@ class Recorder:
         self._class_samples: dict[int, int] = {}
         self._samples = 0
         self._accumulators = {
-            name: Accumulator(model.get_submodule(name), self._by_class, keep)
-            for name in self._names
-            if name not in seen.leader
+            name: Accumulator(model.get_submodule(name), self._by_class, keep) for name in first.values()
         }
         self._checked = set(seen.called)
         self._order: dict[str, None] = {}  # as called, so that the first broken layer can be named
         self._facts: BatchFacts | None = None
         self._calls: dict[str, int] = {}  # of each layer in this batch
         self._inputs: dict[str, list[tuple[object, ...]]] = {}  # of each layer or set of layers that share theirs
-        self._leading = set(seen.leader.values())
+        self._leading = {leader for name, leader in self._leader.items() if leader != name}
         self._alive: list[Tensor] = []  # inputs that layers still to come share, so that their address stays theirs
 
     @property
@@ -74,8 +75,8 @@ class Recorder:
         self._inputs = {name: [] for name in self._accumulators}
         with hooked(self._model, self._names, self._count):
             feed(self._model, batch, forward)
-        for name, leader in self._probe.leader.items():
-            if name in self._calls and self._calls[name] != len(self._inputs[leader]):
+        for name, leader in self._leader.items():
+            if name not in self._left_out and self._calls[name] != len(self._inputs[leader]):
                 raise self._not_shared(leader, name)
         first = self._samples == 0
         self._samples += size
@@ -89,7 +90,7 @@ class Recorder:
         self._check_finite()
         uncalled = [name for name in self._names if name not in self._order and name not in self._left_out]
         self._left_out |= dict.fromkeys(uncalled, "was never called, so it has no inputs to learn from")
-        empty = [name for name in self._order if self._accumulators[self._probe.leader.get(name, name)].is_empty]
+        empty = [name for name in self._order if self._accumulators[self._leader[name]].is_empty]
         self._left_out |= dict.fromkeys(empty, "has no position that the mask counts")
         names = [name for name in self._names if name in self._order and name not in empty]
         if self._left_out:
@@ -100,12 +101,11 @@ class Recorder:
         if not names:
             raise LayerError("no selected layer is left to collect.")
         labels = sorted(self._codes)
-        finished: dict[str, LayerStatistics] = {}
-        for name in names:
-            if name not in self._probe.leader:
-                finished[name] = _ascending(self._accumulators[name].finish(), [self._codes[at] for at in labels])
+        order = [self._codes[label] for label in labels]
+        leaders = dict.fromkeys(self._leader[name] for name in names)
+        finished = {leader: _ascending(self._accumulators[leader].finish(), order) for leader in leaders}
         return Statistics(
-            layers={name: finished[self._probe.leader.get(name, name)] for name in names},
+            layers={name: finished[self._leader[name]] for name in names},
             samples=self._samples,
             weights=weights,
             classes=tuple(labels),
@@ -123,7 +123,7 @@ class Recorder:
             if self._refused(name, not agrees(module, given, output, weight_matrix(module)), _OWN_WAY):
                 return
         self._order[name] = None
-        leader = self._probe.leader.get(name, name)
+        leader = self._leader[name]
         seen, key = self._inputs[leader], identity(given)
         call = self._calls[name]
         self._calls[name] += 1
