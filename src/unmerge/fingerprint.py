@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 _CHUNK = 1 << 20
-_SMALL = 1 << 14
+_SMALL = {"cpu": 1 << 14, "cuda": 1 << 20}  # up to which many tensors are summed in one go: there, each call costs more
 
 
 def fingerprint(tensors: Mapping[str, Tensor]) -> dict[str, str]:
@@ -56,7 +56,7 @@ def _chunk_sums(words: Mapping[str, Tensor]) -> Iterator[tuple[list[str], Tensor
     """Weighted sums of pieces of at most a chunk, many small tensors in one go."""
     small: dict[str, Tensor] = {}
     for name, word in words.items():
-        if word.numel() <= _SMALL:
+        if word.numel() <= _SMALL.get(word.device.type, 1 << 14):
             small[name] = word
             continue
         table = _weights(word.device)
