@@ -85,6 +85,14 @@ def first_samples(batch: Any, samples: int) -> Any:
     return map_tensors(batch, lambda tensor: tensor[:samples] if tensor.dim() and len(tensor) == size else tensor)
 
 
+def select_samples(batch: Any, places: Tensor) -> Any:
+    """The samples of a batch at some places."""
+    size = len(first_tensor(batch))
+    return map_tensors(
+        batch, lambda tensor: tensor[places.to(tensor.device)] if tensor.dim() and len(tensor) == size else tensor
+    )
+
+
 def feed(model: nn.Module, batch: Any, forward: Forward | None = None) -> Any:
     """The model's output for a batch."""
     if forward is not None:
@@ -125,6 +133,22 @@ def batches(data: Iterable[Any], what: str) -> Iterator[Any]:
         count += 1
     if count == 0:
         raise _no_batch(what)
+
+
+class ChosenSamples:
+    """The samples at some places of an iterable of batches, in batches, as often as it is read."""
+
+    def __init__(self, data: Iterable[Any], places: Iterable[int]) -> None:
+        self._data, self._places = data, set(places)
+
+    def __iter__(self) -> Iterator[Any]:
+        start = 0
+        for batch in self._data:
+            size = len(first_tensor(batch))
+            chosen = [place for place in range(size) if start + place in self._places]
+            start += size
+            if chosen:
+                yield select_samples(batch, torch.tensor(chosen))
 
 
 def first_batch(data: Iterable[Any], what: str) -> Any:

@@ -12,6 +12,7 @@ from unmerge.batches import PROBE_SAMPLES, Forward, Mask, batches, first_samples
 from unmerge.errors import DataError
 from unmerge.fingerprint import fingerprint, state_of
 from unmerge.layers import select
+from unmerge.ledger import as_collected
 from unmerge.normalization import evaluating
 from unmerge.probe import probe
 from unmerge.recipe import LayerChoice
@@ -36,7 +37,8 @@ def collect(
     """The statistics of the layers' inputs over one pass of `data`; the model is left as it was.
 
     layers: names, 're:' patterns or a predicate; None takes every editable layer after the first `skip_layers`.
-        Earlier `Statistics` of the same weights take theirs, and what their first samples showed of them.
+        Earlier `Statistics` of the same weights take theirs, and what their first samples showed of them; edits that
+        were applied since are set aside meanwhile.
     per_class: with labels, keep the "means" of every class, or the "full" moments of each (cav-class).
     sample: this many rows a layer are kept, drawn at random (cav-kmeans).
     max_points: count only the first rows of each layer, and stop reading when all have theirs.
@@ -48,6 +50,21 @@ def collect(
     if sample < 0 or (max_points is not None and max_points < 1):
         raise DataError(f"sample={sample} and max_points={max_points} count rows: expected 0 or more, and 1 or more.")
     keep = Keep(per_class == "full", sample, max_points, seed)
+    known = layers if isinstance(layers, Statistics) else None
+    with as_collected(model, None if known is None else known.weights):
+        return _collect(model, data, layers, skip_layers, keep, mask, forward, what)
+
+
+def _collect(
+    model: nn.Module,
+    data: Iterable[Any],
+    layers: LayerChoice | Statistics,
+    skip_layers: int | str,
+    keep: Keep,
+    mask: Mask,
+    forward: Forward | None,
+    what: str,
+) -> Statistics:
     weights = fingerprint(state_of(model))
     known: Statistics | None = None
     if isinstance(layers, Statistics):

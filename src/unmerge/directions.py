@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unmerge import bases
+from unmerge import bases, solvers
 from unmerge.pools import Pools
 from unmerge.recipe import Recipe
 
@@ -28,6 +28,19 @@ class Directions:
     def to(self, device: torch.device) -> Directions:
         lift = None if self.lift is None else self.lift.to(device)
         return Directions(self.forget.to(device), self.retain.to(device), lift)
+
+
+def coefficients_of(task_vector: Tensor, found: Directions, recipe: Recipe) -> Tensor:
+    """B of one layer, as the recipe's solver finds it."""
+    if found.lift is not None:
+        return task_vector @ found.lift
+    overlap = found.forget.mT @ found.retain
+    projection = task_vector @ found.forget
+    if recipe.solver == "budgeted":
+        return solvers.budgeted(projection, overlap, recipe.lam, recipe.gamma, recipe.steps, recipe.lr)
+    if recipe.solver == "soft-threshold":
+        return solvers.soft_threshold(projection, overlap, recipe.lam, recipe.gamma, recipe.delta)
+    return solvers.exact(projection, overlap, recipe.lam, recipe.gamma)
 
 
 def directions(groups: Sequence[Pools], recipe: Recipe) -> Directions:

@@ -151,8 +151,8 @@ class Edit:
                 sign = -1 if layer.shift_to.endswith(".running_mean") else 1
                 shift = layer.shift.to(target.device, wide)
                 changed[layer.shift_to] = target.to(wide).add(shift, alpha=sign * strength).to(target.dtype)
-        if self.removed and self.head is not None:
-            rows = list(self.removed)
+        rows = self._removed_rows(state)
+        if rows and self.head is not None:
             names = [tensor_name(self.head, part) for part in ("weight", "bias")]
             weight, bias = (present(name).clone() for name in names)
             if self.layers[self.head].transposed:
@@ -162,6 +162,14 @@ class Edit:
             bias[rows] = REMOVED_BIAS
             changed |= zip(names, (weight, bias), strict=True)
         return changed
+
+    def _removed_rows(self, state: Mapping[str, Tensor]) -> list[int]:
+        """The rows of the head to take out, with those that an earlier edit took out, which must stay so."""
+        bias = state.get(tensor_name(self.head, "bias")) if self.head is not None else None
+        if bias is None:
+            return list(self.removed)
+        gone = (bias.detach() == torch.tensor(REMOVED_BIAS, dtype=bias.dtype, device=bias.device)).nonzero()
+        return sorted({*self.removed, *gone.flatten().tolist()})
 
     def survived(self, model: nn.Module, alpha: float | None = None) -> dict[str, float]:
         """The share of each layer's change that rounding to the weight's type leaves: 1 for float32, less for bf16."""

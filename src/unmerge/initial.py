@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from unmerge.errors import FileError, InitError, listing
 from unmerge.files import load_weights
+from unmerge.layers import tensor_name
 
 Init = str | Path | Mapping[str, Tensor] | nn.Module
 
@@ -57,6 +58,19 @@ def initial_weights(model: nn.Module, init: Init, names: Iterable[str]) -> dict[
             'Pass the checkpoint from before fine-tuning, or init="zero".'
         )
     return values
+
+
+def task_vectors(model: nn.Module, init: Init, layers: Iterable[str], with_biases: bool = False) -> dict[str, Tensor]:
+    """τ = W − W_init of the layers' weights, and of their biases where these are asked for."""
+    own = dict(model.named_parameters(remove_duplicate=False))
+    layers = list(layers)
+    wanted = [tensor_name(name, "weight") for name in layers]
+    if with_biases:
+        wanted += [bias for name in layers if (bias := tensor_name(name, "bias")) in own]
+    initial = initial_weights(model, init, wanted)
+    # Wide, since in half precision a small difference of large weights would be rounding.
+    wide = {name: torch.promote_types(own[name].dtype, torch.float32) for name in wanted}
+    return {name: own[name].detach().to(wide[name]) - initial[name].to(wide[name]) for name in wanted}
 
 
 def _state(init: Any, wanted: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

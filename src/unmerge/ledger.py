@@ -115,6 +115,38 @@ def withdraw(model: nn.Module, edit: Edit, force: bool) -> None:
         )
 
 
+@contextmanager
+def set_aside(model: nn.Module) -> Iterator[None]:
+    """The model as it was before the edits that it carries, inside the block."""
+    before = ledger_of(model).before
+    state = state_of(model)
+    present = {name: state[name].detach().clone() for name in before}
+    write(model, before)
+    try:
+        yield
+    finally:
+        write(model, present)
+
+
+@contextmanager
+def as_collected(model: nn.Module, weights: dict[str, str] | None) -> Iterator[bool]:
+    """The model with the weights that statistics were collected with, where its edits are all that keeps it from them.
+
+    Yields whether edits were set aside.
+    """
+    ledger = ledger_of(model)
+    if weights is None or not ledger.entries:
+        yield False
+        return
+    state = state_of(model)
+    original = fingerprint({name: ledger.before.get(name, tensor) for name, tensor in state.items()})
+    if differences(original, weights):
+        yield False  # who uses the statistics says what differs
+        return
+    with set_aside(model):
+        yield True
+
+
 def _rebuild(model: nn.Module, ledger: Ledger) -> None:
     """Write the tensors from before with the remaining edits, each with what it now finds."""
     values = dict(ledger.before)

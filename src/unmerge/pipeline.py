@@ -10,18 +10,21 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from unmerge import solvers
+from unmerge import initial
 from unmerge.batches import Forward, Mask, device_of
-from unmerge.directions import Directions, directions
+from unmerge.directions import Directions, coefficients_of, directions
 from unmerge.edit import Edit, LayerEdit
-from unmerge.errors import LayerError
-from unmerge.initial import Init, initial_weights
+from unmerge.errors import DataError, LayerError, RecipeError, warn
+from unmerge.initial import Init
 from unmerge.layers import is_transposed, tensor_name, weight_matrix
+from unmerge.ledger import as_collected
 from unmerge.moments import full_precision
+from unmerge.origin import check_origin
 from unmerge.provenance import finished_edit
 from unmerge.recipe import Recipe
 from unmerge.request import Request, Source, request_of
 from unmerge.statistics import Statistics
+from unmerge.verdict import Verdict, judge
 
 
 def fit(
@@ -35,20 +38,50 @@ def fit(
     statistics: Statistics | None = None,
     mask: Mask = None,
     forward: Forward | None = None,
+    on_verdict: str = "warn",
+    check_init: bool = True,
 ) -> Edit:
     """The edit that makes `model` forget `forget` and keep `retain`; the model itself is not changed.
 
     forget, retain: batches (a DataLoader, a list) or their `Statistics`. In their place `classes` and the
-    `statistics` of everything, for whole classes. init: the weights before fine-tuning, "zero" when trained from
-    scratch. mask, forward: as for `collect`.
+    `statistics` of everything, for whole classes. Statistics from before edits that the model carries stay in use:
+    the new edit is fitted on the weights from before and adds to the others.
+    init: the weights before fine-tuning, "zero" when trained from scratch; a stranger's are refused unless
+    check_init=False. mask, forward: as for `collect`.
+    on_verdict: whether to "warn", "raise" or "ignore" when samples that are not whole classes have nothing in common.
     """
     recipe = recipe or Recipe()
+    if on_verdict not in ("warn", "raise", "ignore"):
+        raise RecipeError(f"on_verdict={on_verdict!r} is not 'warn', 'raise' or 'ignore'.")
     clock = Clock(device_of(model))
-    with clock("statistics"):
-        request = request_of(model, forget, retain, recipe, classes, statistics, mask, forward)
-    names = request.layers(model, recipe)
-    task_vectors = _task_vectors(model, init, names, recipe)
+    given = next((part.weights for part in (statistics, retain, forget) if isinstance(part, Statistics)), None)
+    with as_collected(model, given) as edits_set_aside:
+        with clock("statistics"):
+            request = request_of(model, forget, retain, recipe, classes, statistics, mask, forward)
+        names = request.layers(model, recipe)
+        task_vectors = initial.task_vectors(model, init, names, with_biases=recipe.bias == "shrink")
+        if check_init and init != "zero":
+            check_origin(dict(model.named_parameters(remove_duplicate=False)), task_vectors)
+        verdict = None
+        if on_verdict != "ignore" and not request.classes:
+            with clock("verdict"):
+                verdict = judge(model, request, names, retain, recipe.seed, mask, forward)
+            _heed(verdict, on_verdict)
+        layers = _layer_edits(model, names, task_vectors, request, recipe, clock)
+    if not layers:
+        raise LayerError("the retain class means span the whole input of every layer. Use basis='lda'.")
+    return finished_edit(model, layers, names, request, recipe, init, clock.seconds, verdict, edits_set_aside)
 
+
+def _layer_edits(
+    model: nn.Module,
+    names: list[str],
+    task_vectors: dict[str, Tensor],
+    request: Request,
+    recipe: Recipe,
+    clock: Clock,
+) -> dict[str, LayerEdit]:
+    """Bases and coefficients, layer by layer; layers that share their input share their bases."""
     layers: dict[str, LayerEdit] = {}
     known: dict[tuple[int, ...], Directions] = {}
     with full_precision(), torch.no_grad():
@@ -65,36 +98,19 @@ def fit(
                     continue
             with clock("solve"):
                 task_vector = weight_matrix(module, weight).double()
-                if basis.lift is not None:
-                    coefficients = task_vector @ basis.lift
-                else:
-                    overlap = basis.forget.mT @ basis.retain
-                    coefficients = _solve(task_vector @ basis.forget, overlap, recipe)
+                coefficients = coefficients_of(task_vector, basis, recipe)
                 bias = task_vectors.get(tensor_name(name, "bias"))
                 layers[name] = _layer_edit(name, module, coefficients, basis.forget, bias, request, recipe)
-    if not layers:
-        raise LayerError("the retain class means span the whole input of every layer. Use basis='lda'.")
-    return finished_edit(model, layers, names, request, recipe, init, clock.seconds)
+    return layers
 
 
-def _task_vectors(model: nn.Module, init: Init, names: list[str], recipe: Recipe) -> dict[str, Tensor]:
-    """τ = W − W_init of the layers' weights, and of their biases where these shrink."""
-    own = dict(model.named_parameters(remove_duplicate=False))
-    wanted = [tensor_name(name, "weight") for name in names]
-    if recipe.bias == "shrink":
-        wanted += [bias for name in names if (bias := tensor_name(name, "bias")) in own]
-    initial = initial_weights(model, init, wanted)
-    # Wide, since in half precision a small difference of large weights would be rounding.
-    wide = {name: torch.promote_types(own[name].dtype, torch.float32) for name in wanted}
-    return {name: own[name].detach().to(wide[name]) - initial[name].to(wide[name]) for name in wanted}
-
-
-def _solve(projection: Tensor, overlap: Tensor, recipe: Recipe) -> Tensor:
-    if recipe.solver == "budgeted":
-        return solvers.budgeted(projection, overlap, recipe.lam, recipe.gamma, recipe.steps, recipe.lr)
-    if recipe.solver == "soft-threshold":
-        return solvers.soft_threshold(projection, overlap, recipe.lam, recipe.gamma, recipe.delta)
-    return solvers.exact(projection, overlap, recipe.lam, recipe.gamma)
+def _heed(verdict: Verdict, on_verdict: str) -> None:
+    if verdict.kind != "instance-like":
+        return
+    message = f"the request looks {verdict}"
+    if on_verdict == "raise":
+        raise DataError(f"{message} Pass on_verdict='ignore' to edit all the same.")
+    warn(f"{message} unmerge.diagnose shows more; on_verdict='raise' refuses such requests.")
 
 
 def _layer_edit(

@@ -53,7 +53,7 @@ class Pools:
             return self._moments(self._request.retain[self._layer].moments).scatter
         rows, means = self._class_means(self._lost, forgotten=True)
         shifts = (means - self.retain_mean) * rows.sqrt().unsqueeze(1)
-        scatter = self._joint.scatter_about(self.retain_mean)
+        scatter = self.joint.scatter_about(self.retain_mean)
         return scatter - (shifts.mT @ shifts).to(scatter.dtype)
 
     @property
@@ -65,6 +65,10 @@ class Pools:
     def forget(self) -> Moments:
         return self._moments(self._lost[self._layer].moments)
 
+    @property
+    def retain(self) -> Moments:
+        return self._moments(self._kept[self._layer].moments)
+
     @cached_property
     def class_shifts(self) -> Tensor:
         """m_c − m_R, one row a forgotten class; without labels the whole forget set is one.
@@ -72,13 +76,13 @@ class Pools:
         A class whose mean is the retain mean has no direction; rounding would make one up.
         """
         shifts = self._class_means(self._lost, forgotten=True)[1] - self.retain_mean
-        return shifts[shifts.norm(dim=1) > NEGLIGIBLE * self._joint.variance.sum().sqrt()]
+        return shifts[shifts.norm(dim=1) > NEGLIGIBLE * self.joint.variance.sum().sqrt()]
 
     @property
     def is_constant(self) -> bool:
         """Whether the inputs vary by no more than rounding, as those of a dead channel do."""
-        rounding = 1e-6 if self._joint.gram.dtype == torch.float32 else 1e-12
-        return bool(self._joint.variance.sum().clamp_min(0).sqrt() <= rounding * self._joint.mean.norm())
+        rounding = 1e-6 if self.joint.gram.dtype == torch.float32 else 1e-12
+        return bool(self.joint.variance.sum().clamp_min(0).sqrt() <= rounding * self.joint.mean.norm())
 
     @cached_property
     def retain_class_shifts(self) -> Tensor:
@@ -92,21 +96,21 @@ class Pools:
 
     def joint_factor(self, ridge: float) -> Tensor:
         """The factor of S's scatter with its ridge; what is made of it does not depend on its scale."""
-        return self._factor("joint", ridge, lambda: self._joint.scatter)
+        return self._factor("joint", ridge, lambda: self.joint.scatter)
 
     def joint_basis(self, rank: int) -> Tensor | None:
         """The leading eigenvectors of S where its statistics are kept: those of the retain part are not far."""
         if self._request.joint is None:
             return None
-        return self._kept_with_joint(("basis", rank), lambda: top_eigenpairs(self._joint.scatter, rank + 4)[1])
+        return self._kept_with_joint(("basis", rank), lambda: top_eigenpairs(self.joint.scatter, rank + 4)[1])
 
     def within_factor(self, ridge: float) -> Tensor:
         """The factor of S's scatter within its classes, with its ridge."""
 
         def within() -> Tensor:
             rows, sums = self._joint_classes()
-            shifts = (sums / rows.unsqueeze(1) - self._joint.mean) * rows.sqrt().unsqueeze(1)
-            return self._joint.scatter.double() - shifts.mT @ shifts
+            shifts = (sums / rows.unsqueeze(1) - self.joint.mean) * rows.sqrt().unsqueeze(1)
+            return self.joint.scatter.double() - shifts.mT @ shifts
 
         return self._factor("within", ridge, within)
 
@@ -136,7 +140,7 @@ class Pools:
         return [Moments.build(part.n * scale, part.mean, 0 * part.total, part.scatter * scale) for part in parts]
 
     @cached_property
-    def _joint(self) -> Moments:
+    def joint(self) -> Moments:
         if self._request.joint is not None:
             return self._moments(self._request.joint[self._layer].moments)
         return self.forget + self._moments(self._kept[self._layer].moments)

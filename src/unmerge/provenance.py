@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from unmerge.initial import Init
 from unmerge.layers import weight_matrix
 from unmerge.recipe import Recipe
 from unmerge.request import Request
+from unmerge.verdict import Verdict
 from unmerge.version import VERSION
 
 _RANKED = ("pca", "deflated-pca", "contrastive", "cav-kmeans")
@@ -31,6 +32,8 @@ def finished_edit(
     recipe: Recipe,
     init: Init,
     seconds: Mapping[str, float],
+    verdict: Verdict | None,
+    edits_set_aside: bool,
 ) -> Edit:
     """The edit of these layers with all that is recorded beside it."""
     removed, why_not_removed = _removed_rows(model, request, layers, recipe)
@@ -50,6 +53,8 @@ def finished_edit(
     if notes["rank_reduced"]:
         shown = listing(f"{name} to {rank}" for name, rank in notes["rank_reduced"].items())
         warn(f"rank={recipe.rank} is more than the data supports and was reduced: {shown}.")
+    if edits_set_aside:
+        notes["approximations"].append("fitted on the weights from before the edits that the model carried")
     samples = {"forget": request.forget, "retain": request.retain, "all": request.whole}
     head = request.head(model)
     edit = Edit(
@@ -67,10 +72,36 @@ def finished_edit(
             "classes": list(request.classes),
             "init": str(init) if isinstance(init, (str, Path)) else type(init).__name__,
             "seconds": {phase: round(value, 4) for phase, value in seconds.items()},
+            "verdict": None if verdict is None else asdict(verdict),
+            "choices": _choices(request, layers, names, recipe, removed, why_not_removed),
             "notes": notes,
         },
     )
     return replace(edit, weights={name: statistics.weights[name] for name in edit.touched})
+
+
+def _choices(
+    request: Request,
+    layers: Mapping[str, LayerEdit],
+    names: list[str],
+    recipe: Recipe,
+    removed: tuple[int, ...],
+    why_not_removed: str,
+) -> dict[str, str]:
+    """What the recipe left open, what was chosen, and why."""
+    chosen = {}
+    if recipe.layers is None and recipe.skip_layers == "auto":
+        chosen["layers"] = f"{len(names)} layers: the last quarter and the classifier, where classes are told apart"
+    if recipe.mean == "auto":
+        kept = [name for name in layers if request.statistics.shift_to[name] is not None]
+        chosen["mean"] = f"preserved in {len(kept)} of {len(layers)} layers, where a bias or a BatchNorm takes it"
+    if recipe.head == "auto":
+        gone = f"rows {list(removed)} removed: no retained sample has these classes"
+        chosen["head"] = gone if removed else f"edited, no row removed: {why_not_removed}"
+    if recipe.alpha is None:
+        known = "1: with the head's rows removed it brings features to where retraining has them"
+        chosen["alpha"] = known if removed else "open: search_alpha finds the smallest that forgets"
+    return chosen
 
 
 def _removed_rows(

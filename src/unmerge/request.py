@@ -138,16 +138,16 @@ def request_of(
         choice: Any = {"layers": recipe.layers, "skip_layers": recipe.skip_layers}
         if isinstance(retain, Statistics):
             choice = {"layers": retain}
-        forget = collect(model, forget, **choice, **_needs(recipe), **options, what="forget")
+        forget = collect(model, forget, **choice, **needed_of(recipe), **options, what="forget")
     if not isinstance(retain, Statistics):
         retain = collect(model, retain, forget, **options, what="retain")
-    request = _of_pools(forget, retain, recipe)  # which also sees that both have the same weights
+    request = pair_of(forget, retain, recipe)  # which also sees that both have the same weights
     if forget is forget_data and retain is retain_data:
         forget.check_weights(fingerprint(state_of(model)))
     if not limited:
         return request
     options |= {"layers": forget, "max_points": recipe.max_points}
-    probe_forget = collect(model, forget_data, **_needs(recipe), **options, what="forget probes")
+    probe_forget = collect(model, forget_data, **needed_of(recipe), **options, what="forget probes")
     unseen = _classes_without_rows(forget, probe_forget) if recipe.basis == "cav-class" else []
     if unseen:
         raise DataError(
@@ -158,11 +158,12 @@ def request_of(
     return replace(request, probe_forget=probe_forget, probe_retain=probe_retain)
 
 
-def _of_pools(forget: Statistics, retain: Statistics, recipe: Recipe) -> Request:
+def pair_of(forget: Statistics, retain: Statistics, recipe: Recipe) -> Request:
+    """The request of two statistics, checked for what the recipe needs of them."""
     forget.check_alike(retain, "pair")
     if retain.device != forget.device:
         retain = retain.to(forget.device)
-    needed = _needs(recipe)
+    needed = needed_of(recipe)
     if recipe.basis == "cav-class" and not forget.classes:
         raise DataError(
             "basis='cav-class' needs a class label with every forget sample, but there are none. Give batches as "
@@ -203,7 +204,7 @@ def _classes_without_rows(forget: Statistics, probes: Statistics) -> list[int]:
     return [label for label in forget.classes if not all(label in labels for labels in seen.values())]
 
 
-def _needs(recipe: Recipe) -> dict[str, Any]:
+def needed_of(recipe: Recipe) -> dict[str, Any]:
     """What collecting the forget set must keep beyond moments."""
     if recipe.basis == "cav-class":
         return {"per_class": "full"}

@@ -94,6 +94,11 @@ class Statistics:
         """The same statistics of one layer."""
         return dataclasses.replace(self, layers={layer: self[layer]}, parts=None, factors={})
 
+    def without_classes(self) -> Statistics:
+        """The same statistics without what is kept by label."""
+        layers = _once_each(self.layers, lambda layer: LayerStatistics(layer.moments))
+        return dataclasses.replace(self, layers=layers, classes=(), class_samples=(), parts=None, factors={})
+
     def to(self, device: torch.device | str) -> Statistics:
         """The same statistics on another device."""
 

@@ -1,0 +1,97 @@
+"""How much of a forget set lies outside what is retained: S = fvar · (1 − overlap), and what a random subset has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from unmerge import bases, geometry
+from unmerge.batches import ChosenSamples
+from unmerge.collection import collect
+from unmerge.errors import StatisticsError
+from unmerge.pools import Pools
+from unmerge.request import Request
+from unmerge.statistics import Statistics
+
+RANK = 16  # of the PCA bases, whatever the recipe: S depends on the basis
+
+
+@dataclass(frozen=True)
+class Separability:
+    """Of one layer or the mean of several: captured forget variance, and overlap with the retain span."""
+
+    captured: float
+    overlap: float
+
+    @property
+    def score(self) -> float:
+        return self.captured * (1 - self.overlap)
+
+
+def rank_for(features: int) -> int:
+    """At most a quarter of a narrow input, of which any sixteen directions would be nearly all."""
+    return min(RANK, max(1, features // 4))
+
+
+def separability(groups: list[Pools]) -> Separability:
+    """Of one layer, averaged over its groups."""
+    parts = []
+    for pools in groups:
+        rank = rank_for(len(pools.retain_mean))
+        forget_scatter = pools.forget.scatter
+        forget_basis = bases.pca(forget_scatter, rank)
+        retain_basis = bases.pca(pools.retain_scatter, rank)
+        overlap = geometry.overlaps(forget_basis, retain_basis)
+        share = geometry.captured_share(forget_scatter, forget_basis)
+        parts.append(torch.stack([share, overlap.mean() if len(overlap) else share.new_ones(())]))
+    return Separability(*torch.stack(parts).mean(0).tolist())
+
+
+def mean_separability(layers: Iterable[Separability]) -> float:
+    """S over layers."""
+    scores = [layer.score for layer in layers]
+    return sum(scores) / len(scores)
+
+
+def mean_shift(groups: list[Pools]) -> float:
+    """‖m_F − m_R‖² as a share of the retain variance."""
+    tiny = torch.finfo(torch.float64).tiny
+    shifts = [
+        ((pools.forget.mean - pools.retain_mean).square().sum() / pools.retain.variance.sum().clamp_min(tiny)).item()
+        for pools in groups
+    ]
+    return sum(shifts) / len(shifts)
+
+
+def random_control(model: nn.Module, retain: Iterable[Any], request: Request, options: Mapping[str, Any]) -> Statistics:
+    """The statistics of as many random retain samples as are to be forgotten."""
+    generator = torch.Generator().manual_seed(options["seed"])
+    places = torch.randperm(request.statistics.samples, generator=generator)[: _control_size(request)]
+    data = ChosenSamples(retain, places.tolist())
+    return collect(model, data, request.statistics, **options, what="random control")
+
+
+def control_request(request: Request, control: Statistics) -> Request:
+    """The control in the place of the forget set, all else retained."""
+    expected = _control_size(request)
+    if control.samples != expected:
+        raise StatisticsError(
+            f"the control has {control.samples} samples; expected {expected}, as many as are to be forgotten, since "
+            "separability depends on their number."
+        )
+    forget, retain = request.forget, request.retain
+    assert forget is not None
+    assert retain is not None
+    # Labels do not matter here, and may be given for one part only.
+    joint = request.joint or forget.without_classes() + retain.without_classes()
+    control = control.without_classes()
+    return Request(control, joint.without_classes() - control)
+
+
+def _control_size(request: Request) -> int:
+    assert request.forget is not None
+    return min(request.forget.samples, request.statistics.samples - 1)
