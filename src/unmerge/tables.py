@@ -23,3 +23,10 @@ def html_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     head = "".join(f"<th>{escape(column)}</th>" for column in columns)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The first column to the left, the others to the right."""
+    lines = ["| " + " | ".join(row) + " |" for row in ([*columns], *rows)]
+    lines.insert(1, "|---|" + "---:|" * (len(columns) - 1))
+    return "\n".join(lines)

@@ -13,7 +13,7 @@ import argparse
 import resource
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +23,8 @@ from torch import Tensor, nn
 
 import unmerge
 from unmerge.bases import pca
+from unmerge.bench.images import Batches, half_precision
+from unmerge.bench.networks import cifar_resnet
 from unmerge.eigen import captured
 from unmerge.files import load_weights
 from unmerge.layers import candidates
@@ -31,22 +33,6 @@ from unmerge.normalization import batch_norms, evaluating, recalibrate
 Result = TypeVar("Result")
 
 SOLVE_REPEATS = 3  # the best of which is printed
-
-
-class Batches:
-    """Images and labels on one device, in batches."""
-
-    def __init__(self, images: Tensor, labels: Tensor, size: int) -> None:
-        self.images, self.labels, self.size = images, labels, size
-
-    def __len__(self) -> int:
-        return -(-len(self.images) // self.size)
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return zip(self.images.split(self.size), self.labels.split(self.size), strict=True)
-
-    def part(self, start: int, stop: int | None = None) -> Batches:
-        return Batches(self.images[start:stop], self.labels[start:stop], self.size)
 
 
 def main() -> None:
@@ -175,19 +161,6 @@ def compare_with_eigh(retain: unmerge.Statistics, edit: unmerge.Edit, own: float
     print(f"captured energy, worst layer      {100 * worst:9.4f} %")
 
 
-def cifar_resnet(name: str, classes: int) -> Any:
-    """transformers' ResNet with a stem for 32x32 images."""
-    from transformers import ResNetConfig, ResNetForImageClassification
-
-    sizes = {"resnet18": [64, 128, 256, 512], "resnet50": [256, 512, 1024, 2048]}[name]
-    depths, kind = {"resnet18": ([2, 2, 2, 2], "basic"), "resnet50": ([3, 4, 6, 3], "bottleneck")}[name]
-    config = ResNetConfig(hidden_sizes=sizes, depths=depths, layer_type=kind, num_labels=classes)
-    model = ResNetForImageClassification(config).eval()
-    model.resnet.embedder.embedder.convolution = nn.Conv2d(3, 64, 3, padding=1, bias=False)
-    model.resnet.embedder.pooler = nn.Identity()
-    return model.to(memory_format=torch.channels_last)
-
-
 def edited_layers(model: nn.Module) -> list[str]:
     """ResNet-18: the last stage and the head; ResNet-50: what skip_layers=40 takes, layer3.5 on."""
     names = list(candidates(model))
@@ -213,11 +186,6 @@ def images_of(path: Path, count: int) -> tuple[Tensor, Tensor]:
         images, labels = torch.from_numpy(data["images"][order]), torch.from_numpy(data["labels"][order]).long()
     pixels = images.permute(0, 3, 1, 2).float() / 255
     return (pixels - pixels.mean((0, 2, 3), keepdim=True)) / pixels.std((0, 2, 3), keepdim=True), labels
-
-
-def half_precision(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Any:
-    with torch.autocast("cuda", torch.bfloat16):
-        return model(batch[0])
 
 
 def plain_forward(model: nn.Module, data: Batches, forward: Any) -> None:
