@@ -422,7 +422,7 @@ def test_the_directory_holds_a_small_safetensors_file_and_readable_json(tmp_path
     edit.save(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["edit.json", "edit.safetensors"]
     readable = json.loads((tmp_path / "edit.json").read_text())
-    assert readable["recipe"] == ALL.but(rank=4).to_dict()
+    assert readable["recipe"] == ALL.but(rank=4, basis="lda").to_dict()
     assert readable["alpha"] == 1.0
     assert readable["head"] == "fc"
     assert readable["removed"] == [0]

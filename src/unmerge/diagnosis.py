@@ -148,11 +148,13 @@ def diagnose(
         layers = retain if isinstance(retain, Statistics) else recipe.layers
         forget = collect(model, forget, layers, **needed_of(recipe), **options, what="forget")
     if not isinstance(retain, Statistics):
-        check_rereadable(retain, "retain", "the random control")
+        if control is None:
+            check_rereadable(retain, "retain", "the random control")
         retain = collect(model, retain, forget, **options, what="retain")
     request = pair_of(forget, retain, recipe)
+    recipe = request.settled(recipe)
     forget.check_weights(fingerprint(state_of(model)))
-    if control is None and retain_data is not None:
+    if control is None and retain_data is not None and retain.samples > 1:
         control = random_control(model, retain_data, request, options)
     edited = request.layers(model, recipe)
     names = list(forget.layers)
@@ -186,7 +188,7 @@ def _layer(
     coefficients = coefficients_of(vector, found, recipe)
     # One entry a group; a layer without groups is one.
     matrices = (vector, coefficients, found.forget, found.retain)
-    per_group = zip(*(matrix.reshape(-1, *matrix.shape[-2:]) for matrix in matrices), strict=True)
+    per_group = zip(*(matrix.reshape(len(groups), *matrix.shape[-2:]) for matrix in matrices), strict=True)
     parts = [_group(pools, tensors, recipe, alpha) for pools, tensors in zip(groups, per_group, strict=True)]
     numbers = [key for key in parts[0] if key not in _LISTS]
     means: dict[str, Any] = {key: sum(part[key] for part in parts) / len(parts) for key in numbers}

@@ -58,6 +58,7 @@ def fit(
     with as_collected(model, given) as edits_set_aside:
         with clock("statistics"):
             request = request_of(model, forget, retain, recipe, classes, statistics, mask, forward)
+        asked, recipe = recipe, request.settled(recipe)
         names = request.layers(model, recipe)
         task_vectors = initial.task_vectors(model, init, names, with_biases=recipe.bias == "shrink")
         if check_init and init != "zero":
@@ -70,7 +71,7 @@ def fit(
         layers = _layer_edits(model, names, task_vectors, request, recipe, clock)
     if not layers:
         raise LayerError("the retain class means span the whole input of every layer. Use basis='lda'.")
-    return finished_edit(model, layers, names, request, recipe, init, clock.seconds, verdict, edits_set_aside)
+    return finished_edit(model, layers, names, request, recipe, init, clock.seconds, verdict, edits_set_aside, asked)
 
 
 def _layer_edits(

@@ -34,8 +34,9 @@ def finished_edit(
     seconds: Mapping[str, float],
     verdict: Verdict | None,
     edits_set_aside: bool,
+    asked: Recipe,
 ) -> Edit:
-    """The edit of these layers with all that is recorded beside it."""
+    """The edit of these layers with all that is recorded beside it; `asked` is the recipe before "auto" was settled."""
     removed, why_not_removed = _removed_rows(model, request, layers, recipe)
     statistics = request.statistics
     notes: dict[str, Any] = {
@@ -50,7 +51,7 @@ def finished_edit(
         notes["approximations"].append("retain eigenvectors: all data less the means of the forgotten classes")
     if recipe.basis in _RANKED:
         notes["rank_reduced"] = {name: layer.rank for name, layer in layers.items() if layer.rank < recipe.rank}
-    if notes["rank_reduced"]:
+    if notes["rank_reduced"] and asked.basis != "auto":
         shown = listing(f"{name} to {rank}" for name, rank in notes["rank_reduced"].items())
         warn(f"rank={recipe.rank} is more than the data supports and was reduced: {shown}.")
     if edits_set_aside:
@@ -73,7 +74,7 @@ def finished_edit(
             "init": str(init) if isinstance(init, (str, Path)) else type(init).__name__,
             "seconds": {phase: round(value, 4) for phase, value in seconds.items()},
             "verdict": None if verdict is None else asdict(verdict),
-            "choices": _choices(request, layers, names, recipe, removed, why_not_removed),
+            "choices": _choices(request, layers, names, asked, removed, why_not_removed),
             "notes": notes,
         },
     )
@@ -90,6 +91,10 @@ def _choices(
 ) -> dict[str, str]:
     """What the recipe left open, what was chosen, and why."""
     chosen = {}
+    if recipe.basis == "auto":
+        unlabelled = "contrastive: without labels the forget set may be several concepts, and one mean is one direction"
+        labelled = "lda: one direction for each forgotten class"
+        chosen["basis"] = labelled if request.settled(recipe).basis == "lda" else unlabelled
     if recipe.layers is None and recipe.skip_layers == "auto":
         chosen["layers"] = f"{len(names)} layers: the last quarter and the classifier, where classes are told apart"
     if recipe.mean == "auto":

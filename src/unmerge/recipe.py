@@ -14,7 +14,7 @@ from unmerge.errors import RecipeError, suggest
 
 LayerChoice = str | Sequence[str] | Mapping[str, Any] | Callable[[str, nn.Module], bool] | None
 
-BASES = ("lda", "cav-class", "cav-kmeans", "contrastive", "private-mean", "pca", "deflated-pca")
+BASES = ("auto", "lda", "cav-class", "cav-kmeans", "contrastive", "private-mean", "pca", "deflated-pca")
 SOLVERS = ("exact", "budgeted", "soft-threshold")
 
 
@@ -68,7 +68,9 @@ def _whole(default: int | str | None, low: float = 0, words: tuple[str, ...] = (
 class Recipe:
     """How an edit is made. `Recipe()` is the untuned default; `Recipe.paper(...)` the paper's configurations."""
 
-    basis: str = _word("lda", *BASES, meaning="how the forget directions of a layer are built")
+    basis: str = _word(
+        "auto", *BASES, meaning="how the forget directions of a layer are built; auto: lda, contrastive without labels"
+    )
     rank: int = _whole(16, 1, meaning="directions a layer for the bases that have a rank (k)")
     retain_rank: int = _whole(16, 0, meaning="retain eigenvectors that the edit is kept away from")
     lam: float = _number(10.0, 0, meaning="weight of the leakage into the retain span (λ)")

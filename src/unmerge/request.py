@@ -49,6 +49,13 @@ class Request:
             return self.retain.parts[0]
         return self.whole
 
+    def settled(self, recipe: Recipe) -> Recipe:
+        """The recipe with its basis chosen: one direction a class, or without labels those of most forget variance."""
+        if recipe.basis != "auto":
+            return recipe
+        labelled = self.forget is None or bool(self.forget.classes)
+        return recipe.but(basis="lda" if labelled else "contrastive")
+
     def layers(self, model: nn.Module, recipe: Recipe) -> list[str]:
         """The layers to edit: what the recipe selects of those that were collected."""
         collected, left_out = self.statistics.layers, self.statistics.left_out
@@ -180,7 +187,7 @@ def pair_of(forget: Statistics, retain: Statistics, recipe: Recipe) -> Request:
 
 
 def _of_classes(whole: Statistics, classes: Sequence[int], recipe: Recipe) -> Request:
-    if recipe.basis not in ("lda", "private-mean"):
+    if recipe.basis not in ("auto", "lda", "private-mean"):
         raise DataError(
             f"classes= knows only the means of what is forgotten, and basis={recipe.basis!r} needs more. "
             "Pass the forget data, or use basis='lda' or 'private-mean'."
