@@ -9,7 +9,7 @@ from torch import nn
 import networks
 import reference
 from networks import batched, request
-from unmerge import Recipe, collect
+from unmerge import Recipe, collect, fit
 from unmerge.directions import directions
 from unmerge.request import Request
 
@@ -59,3 +59,24 @@ def test_private_mean_brings_its_own_coefficients_instead_of_a_retain_span() -> 
     weight = model.conv.weight.detach().reshape(2, 3, -1)
     task = weight @ found.lift @ found.forget.mT
     assert torch.allclose(task, torch.stack(expected.forget_task), atol=1e-8)
+
+
+@pytest.mark.parametrize("build", ["mlp", "cnn"])
+def test_blend_is_the_mean_of_the_lda_and_private_mean_edits(build: str) -> None:
+    model, shape = (networks.mlp((6, 8, 5)), (6,)) if build == "mlp" else (networks.cnn(), (3, 6, 6))
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(60, *shape, generator=generator, dtype=torch.float64)
+    labels = torch.arange(60) % 4
+    inputs += labels.reshape(-1, *[1] * len(shape)) / 2
+    forget, retain = ([(inputs[part], labels[part])] for part in (labels < 2, labels >= 2))
+    edits = {
+        basis: fit(model, forget, retain, init="zero", recipe=Recipe(basis=basis, skip_layers=0, head="edit"))
+        for basis in ("blend", "lda", "private-mean")
+    }
+    assert edits["blend"].layers
+    for name, layer in edits["blend"].layers.items():
+        parts = [edits[basis].layers.get(name) for basis in ("lda", "private-mean")]
+        changes = [part.B @ part.Q.mT for part in parts if part is not None]
+        assert torch.allclose(layer.B @ layer.Q.mT, sum(changes) / len(changes), atol=1e-8), name
+        identity = torch.eye(layer.rank, dtype=layer.Q.dtype)
+        assert torch.allclose(layer.Q.mT @ layer.Q, identity.expand_as(layer.Q.mT @ layer.Q), atol=1e-6)

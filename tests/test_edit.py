@@ -422,7 +422,7 @@ def test_the_directory_holds_a_small_safetensors_file_and_readable_json(tmp_path
     edit.save(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["edit.json", "edit.safetensors"]
     readable = json.loads((tmp_path / "edit.json").read_text())
-    assert readable["recipe"] == ALL.but(rank=4, basis="lda").to_dict()
+    assert readable["recipe"] == ALL.but(rank=4, basis="blend").to_dict()
     assert readable["alpha"] == 1.0
     assert readable["head"] == "fc"
     assert readable["removed"] == [0]
@@ -552,5 +552,5 @@ def test_a_write_that_fails_leaves_the_old_edit(tmp_path):
 
 def test_an_edit_says_what_it_is():
     edit = edit_of(cnn(), (3, 6, 6))
-    assert repr(edit).startswith("Edit(lda, 3 layers")
+    assert repr(edit).startswith("Edit(blend, 3 layers")
     assert "removes classes [0]" in repr(edit)

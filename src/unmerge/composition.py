@@ -20,7 +20,7 @@ def compose(edits: Sequence[Edit], alphas: Sequence[float] | None = None) -> Edi
 
     alphas: the strength of each; by default what each recommends. The edits must be fitted on the same weights.
     """
-    edits = list(edits)
+    edits = [] if isinstance(edits, Edit) else list(edits)
     if not edits or not all(isinstance(edit, Edit) for edit in edits):
         raise EditError("compose needs a list of edits, for example compose([edit_a, edit_b]).")
     strengths = _strengths(edits, alphas)

@@ -160,12 +160,12 @@ def diagnose(
     names = list(forget.layers)
     vectors = task_vectors(model, init, names)
     strength = next(value for value in (alpha, recipe.alpha, 1.0) if value is not None)
+    others = None if control is None else control_request(request, control)
     with full_precision(), torch.no_grad():
         found = {
             name: _layer(request, name, model, vectors[tensor_name(name, "weight")], recipe, strength, name in edited)
             for name in names
         }
-        others = None if control is None else control_request(request, control)
         random = None if others is None else {name: separability(others.pools(name)) for name in edited}
     verdict = verdict_of(
         {name: found[name].separability for name in edited},

@@ -59,14 +59,31 @@ def directions(groups: Sequence[Pools], recipe: Recipe) -> Directions:
 def _group_directions(pools: Pools, recipe: Recipe) -> Directions:
     if pools.is_constant:
         nothing = pools.retain_mean.new_zeros(len(pools.retain_mean), 0)
-        return Directions(nothing, nothing, nothing if recipe.basis == "private-mean" else None)
+        return Directions(nothing, nothing, nothing if recipe.basis in ("blend", "private-mean") else None)
     if recipe.basis == "private-mean":
-        basis, lift = bases.private_mean(
-            pools.within_factor(recipe.ridge), pools.class_shifts, pools.retain_class_shifts
-        )
-        return Directions(basis, basis[:, :0], lift)
+        return _private(pools, recipe)
+    if recipe.basis == "blend":
+        return _blended(pools, recipe)
     start = pools.joint_basis(recipe.retain_rank)
     return Directions(_forget_basis(pools, recipe), bases.pca(pools.retain_scatter, recipe.retain_rank, start))
+
+
+def _private(pools: Pools, recipe: Recipe) -> Directions:
+    factor = pools.within_factor(recipe.ridge)
+    basis, lift = bases.private_mean(factor, pools.class_shifts, pools.retain_class_shifts)
+    return Directions(basis, basis[:, :0], lift)
+
+
+def _blended(pools: Pools, recipe: Recipe) -> Directions:
+    """The mean of the lda and private-mean edits: what one of them overdoes the other underdoes."""
+    probes = _group_directions(pools, recipe.but(basis="lda"))
+    private = _private(pools, recipe)
+    own = solvers.exact(probes.forget, probes.forget.mT @ probes.retain, recipe.lam, recipe.gamma)
+    if private.lift is None or private.rank == 0:  # the retain means span this input
+        return Directions(probes.forget, probes.retain, own)
+    basis, upper = torch.linalg.qr(torch.cat([probes.forget, private.forget], dim=1))
+    lift = torch.cat([own, private.lift], dim=1) @ upper.mT / 2
+    return Directions(basis, probes.retain, lift)
 
 
 def _forget_basis(pools: Pools, recipe: Recipe) -> Tensor:

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from unmerge.errors import EditError, listing, warn
+from unmerge.errors import EditError, StatisticsError, listing, warn
 from unmerge.fingerprint import differences, fingerprint, state_of
 
 if TYPE_CHECKING:
@@ -138,11 +138,18 @@ def as_collected(model: nn.Module, weights: dict[str, str] | None) -> Iterator[b
     if weights is None or not ledger.entries:
         yield False
         return
-    state = state_of(model)
-    original = fingerprint({name: ledger.before.get(name, tensor) for name, tensor in state.items()})
-    if differences(original, weights):
-        yield False  # who uses the statistics says what differs
+    now = fingerprint(state_of(model))
+    if not differences(now, weights):
+        yield False
         return
+    original = now | fingerprint(ledger.before)
+    # Also a change of an edited tensor after the edit, which its value from before does not show.
+    changed = [*differences(original, weights), *differences(now, ledger.written, ledger.written)]
+    if changed:
+        raise StatisticsError(
+            f"these statistics were collected with other weights: {listing(dict.fromkeys(changed))} differ, apart from "
+            "the edits that the model carries. Collect them again with this model."
+        )
     with set_aside(model):
         yield True
 

@@ -93,8 +93,12 @@ def _choices(
     chosen = {}
     if recipe.basis == "auto":
         unlabelled = "contrastive: without labels the forget set may be several concepts, and one mean is one direction"
-        labelled = "lda: one direction for each forgotten class"
-        chosen["basis"] = labelled if request.settled(recipe).basis == "lda" else unlabelled
+        reasons = {
+            "blend": "blend: for whole classes the mean of the lda and private-mean edits comes nearest to retraining",
+            "lda": "lda: one direction for each label of the forget set",
+            "contrastive": unlabelled,
+        }
+        chosen["basis"] = reasons[request.settled(recipe).basis]
     if recipe.layers is None and recipe.skip_layers == "auto":
         chosen["layers"] = f"{len(names)} layers: the last quarter and the classifier, where classes are told apart"
     if recipe.mean == "auto":

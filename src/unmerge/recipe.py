@@ -14,7 +14,7 @@ from unmerge.errors import RecipeError, suggest
 
 LayerChoice = str | Sequence[str] | Mapping[str, Any] | Callable[[str, nn.Module], bool] | None
 
-BASES = ("auto", "lda", "cav-class", "cav-kmeans", "contrastive", "private-mean", "pca", "deflated-pca")
+BASES = ("auto", "blend", "lda", "cav-class", "cav-kmeans", "contrastive", "private-mean", "pca", "deflated-pca")
 SOLVERS = ("exact", "budgeted", "soft-threshold")
 
 
@@ -69,7 +69,10 @@ class Recipe:
     """How an edit is made. `Recipe()` is the untuned default; `Recipe.paper(...)` the paper's configurations."""
 
     basis: str = _word(
-        "auto", *BASES, meaning="how the forget directions of a layer are built; auto: lda, contrastive without labels"
+        "auto",
+        *BASES,
+        meaning="how the forget directions of a layer are built; auto: blend for whole classes, lda for other labelled "
+        "samples, contrastive without labels",
     )
     rank: int = _whole(16, 1, meaning="directions a layer for the bases that have a rank (k)")
     retain_rank: int = _whole(16, 0, meaning="retain eigenvectors that the edit is kept away from")
@@ -115,6 +118,10 @@ class Recipe:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
+        self._check_fields()
+        self._check_solver()
+
+    def _check_fields(self) -> None:
         for entry in fields(self):
             value, rule = getattr(self, entry.name), entry.metadata["rule"]
             if rule is None:
@@ -125,6 +132,10 @@ class Recipe:
             elif rule.number is not None and isinstance(value, Real):
                 # Plain numbers, which JSON can hold, in place of numpy's.
                 object.__setattr__(self, entry.name, rule.number(value))
+
+    def _check_solver(self) -> None:
+        if self.basis == "blend" and self.solver != "exact":
+            raise RecipeError(f"basis={self.basis!r} is a closed form of its own: use solver='exact'.")
 
     def _check_layers(self) -> None:
         names = [self.layers] if isinstance(self.layers, str) else self.layers

@@ -50,9 +50,11 @@ class Request:
         return self.whole
 
     def settled(self, recipe: Recipe) -> Recipe:
-        """The recipe with its basis chosen: one direction a class, or without labels those of most forget variance."""
+        """The recipe with its basis chosen by what is known of the forget set."""
         if recipe.basis != "auto":
             return recipe
+        if self.classes and recipe.solver == "exact":
+            return recipe.but(basis="blend")
         labelled = self.forget is None or bool(self.forget.classes)
         return recipe.but(basis="lda" if labelled else "contrastive")
 
@@ -187,7 +189,7 @@ def pair_of(forget: Statistics, retain: Statistics, recipe: Recipe) -> Request:
 
 
 def _of_classes(whole: Statistics, classes: Sequence[int], recipe: Recipe) -> Request:
-    if recipe.basis not in ("auto", "lda", "private-mean"):
+    if recipe.basis not in ("auto", "blend", "lda", "private-mean"):
         raise DataError(
             f"classes= knows only the means of what is forgotten, and basis={recipe.basis!r} needs more. "
             "Pass the forget data, or use basis='lda' or 'private-mean'."

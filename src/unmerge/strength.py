@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from unmerge.batches import Forward, batches, check_rereadable, feed, labels_of, logits_of, on_device
 from unmerge.edit import Edit
 from unmerge.errors import DataError, EditError, suggest, warn
+from unmerge.ledger import ledger_of
 from unmerge.normalization import evaluating
 from unmerge.tables import html_table, text_table
 
@@ -108,7 +109,13 @@ def search_alpha(
     for name, data in (("forget", forget), ("retain", retain)):
         if data is not None:
             check_rereadable(data, name, "search_alpha")
+    if any(entry.edit is edit for entry in ledger_of(model).entries):
+        raise EditError(
+            "this model carries this edit already, so every alpha would add to it. Call edit.revert(model)."
+        )
     trial = replace(edit, removed=())
+    # A bias that only the removal of rows changes is not touched meanwhile.
+    trial = replace(trial, weights={name: known for name, known in edit.weights.items() if name in trial.touched})
     measure = metric or (lambda changed, data: accuracy(changed, data, forward))
     goal = _goal(score, reference, forget, retain, measure, forward)
 
@@ -198,15 +205,13 @@ def _best(grid: _Grid, score: str, target: float) -> AlphaSearch:
         known = sorted(grid.points)
         best = max(known, key=value)
         place = known.index(best)
-        gaps = [
-            (upper - lower, (lower + upper) // 2)
-            for lower, upper in ((known[max(0, place - 1)], best), (best, known[min(len(known) - 1, place + 1)]))
-        ]
-        width, middle = max(gaps)
+        below = known[max(0, place - 1)]
+        above = known[place + 1] if place + 1 < len(known) else grid.size
+        width, middle = max((upper - lower, (lower + upper) // 2) for lower, upper in ((below, best), (best, above)))
         if width <= 1:
             break
         value(middle)
-    return grid.search(max(grid.points, key=value), score, target, "best score")
+    return grid.search(max(sorted(grid.points), key=value), score, target, "best score")
 
 
 @torch.no_grad()

@@ -90,7 +90,8 @@ def judge(
     """The verdict on a request for some samples, beside a random control where retain can be read again."""
     layers = list(layers)
     others = None
-    if retain is not None and not isinstance(retain, (Statistics, Iterator)):
+    is_single = request.statistics.samples == 1  # which leaves none for a control
+    if retain is not None and not isinstance(retain, (Statistics, Iterator)) and not is_single:
         control = random_control(model, retain, request, {"mask": mask, "forward": forward, "seed": seed})
         others = control_request(request, control)
     forget = request.forget

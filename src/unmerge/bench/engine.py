@@ -44,6 +44,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, help="images a batch (default: 250; 2500 on cuda)")
     parser.add_argument("--data", type=Path, help="an .npz of images (n, 32, 32, 3) and labels (default: random)")
     parser.add_argument("--weights", type=Path, help="the model's weights as safetensors (default: untrained)")
+    parser.add_argument("--basis", default="auto", help="of the recipe whose requests are timed (default: auto)")
     parser.add_argument("--no-eigh", action="store_true", help="leave out the comparison with full float64 eigh")
     options = parser.parse_args()
     device = torch.device(options.device)
@@ -66,9 +67,9 @@ def main() -> None:
     else:
         model.load_state_dict(load_weights(options.weights))
         model.to(device)
-    measure(
-        model, everything, forget, rest, half_precision if device.type == "cuda" else None, device, not options.no_eigh
-    )
+    forward = half_precision if device.type == "cuda" else None
+    recipe = unmerge.Recipe(basis=options.basis)
+    measure(model, everything, forget, rest, forward, device, recipe, not options.no_eigh)
 
 
 def measure(
@@ -78,6 +79,7 @@ def measure(
     rest: Batches,
     forward: Any,
     device: torch.device,
+    recipe: unmerge.Recipe,
     with_eigh: bool,
 ) -> None:
     """Print the seconds of each step and their ratios."""
@@ -109,7 +111,7 @@ def measure(
     _, plain_forget = timed(lambda: plain_forward(model, forget, forward), warm)
     before = _peak_memory(device)
     (part, retain), passes = timed(both, warm)
-    edit, fit_seconds = timed(lambda: unmerge.fit(model, part, retain, init="zero"), SOLVE_REPEATS)
+    edit, fit_seconds = timed(lambda: unmerge.fit(model, part, retain, init="zero", recipe=recipe), SOLVE_REPEATS)
     memory = _peak_memory(device)
     whole = part + retain
     print(f"\nplain forward over S              {plain:9.3f} s")
@@ -126,7 +128,11 @@ def measure(
     print(f"statistics of S on disk           {megabytes:9.0f} MiB   ", end="")
     print(f"(saved in {save_seconds:.2f} s, read in {load_seconds:.2f} s)")
     following, next_part = timed(lambda: collect(forget, loaded), warm)
-    _, next_fit = timed(lambda: unmerge.fit(model, following, loaded - following, init="zero"), SOLVE_REPEATS)
+
+    def next_edit() -> unmerge.Edit:
+        return unmerge.fit(model, following, loaded - following, init="zero", recipe=recipe)
+
+    _, next_fit = timed(next_edit, SOLVE_REPEATS)
     print(f"next request:  pass over F        {next_part:9.3f} s   {next_part / plain_forget:.2f}x a plain forward")
     print(f"               in all             {next_part + next_fit:9.3f} s   (factors of S cached)")
     for basis in ("lda", "private-mean"):

@@ -1,0 +1,190 @@
+"""S = fvar · (1 − overlap) equals what all rows of a layer give, and so does that of a random control."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import networks
+import reference
+import unmerge
+from networks import Batch, batched, request
+from unmerge import Recipe, Statistics
+from unmerge.errors import StatisticsError
+from unmerge.request import Request, pair_of
+from unmerge.separability import (
+    Separability,
+    control_request,
+    mean_separability,
+    mean_shift,
+    random_control,
+    rank_for,
+    separability,
+)
+
+OPTIONS = {"mask": None, "forward": None, "seed": 0}
+
+# The model, the shape of its inputs, and a layer of each kind.
+KINDS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
+    "linear": (lambda: networks.mlp((20, 30, 4)), (20,), "2"),
+    "convolution": (lambda: networks.convolution_net("plain"), (4, 6, 7), "conv"),
+    "groups": (lambda: networks.convolution_net("groups"), (4, 6, 7), "conv"),
+    "depthwise": (lambda: networks.convolution_net("depthwise"), (4, 6, 7), "conv"),
+    "conv1d": (lambda: networks.conv1d_net(12, 5, 4), (12,), "0"),
+}
+
+
+def collected(model: nn.Module, forget: Batch, retain: Batch, size: int = 7) -> Request:
+    lost, kept = (unmerge.collect(model, batched(part, size)) for part in (forget, retain))
+    return pair_of(lost, kept, Recipe(basis="pca"))
+
+
+def direct(forget: Tensor, retain: Tensor, rank: int) -> tuple[float, float]:
+    """fvar and the mean overlap of two sets of rows, from their singular vectors."""
+    lost, kept = (reference.pca_basis(rows, rank) for rows in (forget, retain))
+    centred = forget - forget.mean(0)
+    captured = (centred @ lost).square().sum() / centred.square().sum()
+    overlaps = [(kept.T @ direction).norm() for direction in lost.T]
+    return captured.item(), torch.stack(overlaps).mean().item()
+
+
+@pytest.mark.parametrize(("features", "rank"), [(1, 1), (3, 1), (8, 2), (40, 10), (64, 16), (65, 16), (2048, 16)])
+def test_the_rank_is_16_but_at_most_a_quarter_of_a_narrow_input(features: int, rank: int) -> None:
+    assert rank_for(features) == rank
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_captured_variance_overlap_and_shift_are_those_of_all_rows(kind: str) -> None:
+    build, shape, layer = KINDS[kind]
+    model = build()
+    forget, retain = request(shape, forgotten=(0,), kept=(1, 2, 3), each=12)
+    lost, kept = (reference.layer_inputs(model, [layer], *part)[layer].groups for part in (forget, retain))
+    expected = [direct(*rows, rank_for(rows[0].shape[1])) for rows in zip(lost, kept, strict=True)]
+    shifts = [
+        ((f.mean(0) - r.mean(0)).norm() ** 2 / (r - r.mean(0)).square().sum(1).mean()).item()
+        for f, r in zip(lost, kept, strict=True)
+    ]
+    pools = collected(model, forget, retain).pools(layer)
+    found = separability(pools)
+    captured, overlap = (sum(values) / len(expected) for values in zip(*expected, strict=True))
+    assert found.captured == pytest.approx(captured, rel=1e-7)
+    assert found.overlap == pytest.approx(overlap, rel=1e-7)
+    assert found.score == pytest.approx(captured * (1 - overlap), rel=1e-7)
+    assert mean_shift(pools) == pytest.approx(sum(shifts) / len(shifts), rel=1e-7)
+
+
+def test_a_subspace_of_its_own_is_separable_and_a_shared_one_is_not() -> None:
+    model = nn.Sequential(nn.Linear(16, 3)).double()
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(400, 16, generator=generator, dtype=torch.float64)
+    first, last = noise * (torch.arange(16) < 4), noise * (torch.arange(16) >= 12)
+    labels = torch.zeros(200, dtype=torch.int64)
+    own = collected(model, (last[:200], labels), (first[200:], labels), 100)
+    assert separability(own.pools("0")).score == pytest.approx(1, abs=1e-9)
+    shared = collected(model, (first[:200], labels), (first[200:], labels), 100)
+    assert separability(shared.pools("0")).score == pytest.approx(0, abs=1e-9)
+
+
+def test_forget_inputs_that_do_not_vary_have_nothing_of_their_own() -> None:
+    model = networks.mlp((8, 3))
+    _, retain = request((8,))
+    constant = (torch.ones(5, 8, dtype=torch.float64), torch.zeros(5, dtype=torch.int64))
+    found = separability(collected(model, constant, retain).pools("0"))
+    assert (found.captured, found.overlap, found.score) == (0, 1, 0)
+
+
+def test_the_score_over_layers_is_the_mean_of_theirs() -> None:
+    layers = [Separability(0.5, 0.2), Separability(1.0, 0.9), Separability(0.3, 0.0)]
+    assert mean_separability(layers) == pytest.approx((0.4 + 0.1 + 0.3) / 3)
+
+
+# The random control
+
+
+@pytest.mark.parametrize("subtracted", [False, True])
+@pytest.mark.parametrize("kind", ["linear", "groups"])
+def test_a_control_stands_in_the_place_of_the_forget_set(kind: str, subtracted: bool) -> None:
+    build, shape, layer = KINDS[kind]
+    model = build()
+    forget, retain = request(shape, forgotten=(0,), kept=(1, 2, 3), each=12)
+    asked = collected(model, forget, retain)
+    if subtracted:  # the statistics of everything are at hand
+        assert asked.forget is not None
+        everything = unmerge.collect(model, [forget, retain])
+        asked = pair_of(asked.forget, everything - asked.forget, Recipe(basis="pca"))
+    chosen, others = (torch.arange(len(retain[0])) % 3 == 1), (torch.arange(len(retain[0])) % 3 != 1)
+    control = unmerge.collect(model, [(retain[0][chosen], retain[1][chosen])])
+    found = control_request(asked, control)
+    rest = torch.cat([forget[0], retain[0][others]]), torch.cat([forget[1], retain[1][others]])
+    drawn = retain[0][chosen], retain[1][chosen]
+    lost, kept = (reference.layer_inputs(model, [layer], *part)[layer].groups for part in (drawn, rest))
+    expected = [direct(*rows, rank_for(rows[0].shape[1])) for rows in zip(lost, kept, strict=True)]
+    captured, overlap = (sum(values) / len(expected) for values in zip(*expected, strict=True))
+    measured = separability(found.pools(layer))
+    assert measured.captured == pytest.approx(captured, rel=1e-6)
+    assert measured.overlap == pytest.approx(overlap, rel=1e-6)
+
+
+def test_a_control_may_be_labelled_when_only_one_part_of_the_request_is() -> None:
+    model = networks.mlp((8, 3))
+    forget, retain = request((8,), each=6)
+    lost, kept = unmerge.collect(model, [forget[0]]), unmerge.collect(model, [retain])
+    control = unmerge.collect(model, [(retain[0][:6], retain[1][:6])])
+    found = control_request(pair_of(lost, kept, Recipe(basis="pca")), control)
+    assert found.forget is not None
+    assert found.retain is not None
+    assert (found.forget.samples, found.retain.samples) == (6, 12)
+
+
+@pytest.mark.parametrize(("asked", "left", "drawn"), [(9, 15, 9), (20, 15, 14)])
+def test_as_many_retain_samples_are_drawn_as_are_forgotten(asked: int, left: int, drawn: int) -> None:
+    model = networks.mlp((8, 3))
+    inputs = torch.randn(asked + left, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    seen: list[Tensor] = []
+
+    def forward(model: nn.Module, batch: Tensor) -> Tensor:
+        seen.append(batch)
+        return model(batch)
+
+    retain = list(inputs[asked:].split(4))
+    lost, kept = unmerge.collect(model, [inputs[:asked]]), unmerge.collect(model, retain)
+    request = pair_of(lost, kept, Recipe(basis="pca"))
+    draws = {}
+    for seed in (0, 0, 1):
+        seen.clear()
+        found = random_control(model, retain, request, OPTIONS | {"forward": forward, "seed": seed})
+        assert found.samples == drawn
+        rows = {tuple(row) for row in torch.cat(seen).tolist()}
+        assert len(rows) == drawn, "no sample is drawn twice"
+        assert rows <= {tuple(row) for row in inputs[asked:].tolist()}, "from retain alone"
+        torch.testing.assert_close(found["0"].moments.mean, torch.tensor(sorted(rows), dtype=torch.float64).mean(0))
+        assert draws.setdefault(seed, rows) == rows, "the same seed draws the same samples"
+    assert draws[0] != draws[1]
+
+
+def wrong(change: str) -> tuple[Request, Statistics]:
+    """A request, and a control that does not belong to it."""
+    model = networks.mlp((8, 6, 3))
+    forget, retain = request((8,), each=6)
+    asked = collected(model, forget, retain)
+    few = retain[0][: 5 if change == "size" else 6]
+    if change == "weights":
+        with torch.no_grad():
+            model[2].bias += 1
+    return asked, unmerge.collect(model, [few], layers=["0"] if change == "layers" else None)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("size", r"control has 5 samples; expected 6, as many as are to be forgotten"),
+        ("layers", r"different layers: 2 "),
+        ("weights", r"different weights: '2\.bias'"),
+    ],
+)
+def test_a_control_that_does_not_belong_is_refused(change: str, message: str) -> None:
+    with pytest.raises(StatisticsError, match=message):
+        control_request(*wrong(change))
