@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 from networks import batched, cnn, mlp, request
+from unmerge.baselines import LogitMask
+from unmerge.evaluation import evaluate
 from unmerge.evaluation.predictions import Outputs
 from unmerge.evaluation.relearning import compare, observe, pooled, relearn
 from unmerge.evaluation.subject import NotMeasurable, Setting, Subject
@@ -80,3 +82,15 @@ def test_what_it_needs() -> None:
         observe(Subject("m", Outputs({}), mlp()), Setting())
     with pytest.raises(NotMeasurable, match="different shapes"):
         pooled([(torch.zeros(2, 3), torch.zeros(2)), (torch.zeros(2, 4), torch.zeros(2))])
+
+
+def test_a_mask_outside_the_network_is_named_instead_of_measured() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3).eval()
+    data = [(torch.randn(20, 4), torch.zeros(20, dtype=torch.int64))]
+    splits = {"forget": data, "retain": [(torch.randn(20, 4), torch.arange(20) % 2 + 1)]}
+    masked = LogitMask(model, [0])
+    found = evaluate({"mask": masked, "plain": model}, None, splits, ["relearning"])
+    assert "plain" in found["relearning"].cells
+    assert "mask" not in found["relearning"].cells
+    assert any("mask outside the network" in reason for reason in found.missing.values())

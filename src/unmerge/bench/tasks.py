@@ -30,13 +30,16 @@ class Task:
     test: Iterable[Any]
     classes: tuple[int, ...]  # that are forgotten; empty for samples that are no whole classes
     forward: Forward | None = None
+    floor: nn.Module | None = None  # retrained with another seed: the noise of every figure
 
     @property
     def splits(self) -> dict[str, Iterable[Any]]:
         return {"forget": self.forget, "retain": self.retain, "test": self.test}
 
 
-def digit_tasks(requests: Iterable[tuple[int, ...]] = ((3,), (3, 8)), seed: int = 0) -> list[Task]:
+def digit_tasks(
+    requests: Iterable[tuple[int, ...]] = ((3,), (3, 8)), seed: int = 0, with_floor: bool = False
+) -> list[Task]:
     """Forget one digit and two; training takes seconds."""
     images, test = digits.load_digits(seed)
     model = digits.train(images, seed)
@@ -49,6 +52,7 @@ def digit_tasks(requests: Iterable[tuple[int, ...]] = ((3,), (3, 8)), seed: int 
             images.without(*classes).loader(),
             test.loader(),
             tuple(classes),
+            floor=digits.train(images.without(*classes), seed + 2) if with_floor else None,
         )
         for classes in requests
     ]

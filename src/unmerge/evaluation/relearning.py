@@ -81,9 +81,10 @@ def observe(
     samples = pooled(setting.splits["forget"])
     size = len(first_tensor(samples))
     chosen = torch.randperm(size, generator=torch.Generator().manual_seed(setting.seed))[:max_samples]
-    return relearn(
-        subject.module, _taken(samples, chosen, size), steps, rate, batch_size, setting.forward, setting.seed
-    )
+    some = _taken(samples, chosen, size)
+    if _is_masked(subject.module, _taken(samples, chosen[:batch_size], size), setting.forward):
+        raise NotMeasurable("a mask outside the network holds these classes' logits, which no training brings back")
+    return relearn(subject.module, some, steps, rate, batch_size, setting.forward, setting.seed)
 
 
 def compare(own: Curve, retrained: Curve | None, setting: Setting) -> Findings:
@@ -114,6 +115,15 @@ def _restore_removed_rows(model: nn.Module) -> None:
         if isinstance(bias, Tensor) and (removed := bias.detach() < _REMOVED).any() and not removed.all():
             with torch.no_grad():
                 bias[removed] = bias[~removed].mean()
+
+
+@torch.no_grad()
+def _is_masked(model: nn.Module, samples: Any, forward: Forward | None) -> bool:
+    """Whether the right logits stay far below all others also when removed rows of the head are back."""
+    student = copy.deepcopy(model).eval()
+    _restore_removed_rows(student)
+    logits, labels = _answers(student, samples, forward)
+    return bool((logits.gather(1, labels.unsqueeze(1)) < _REMOVED).all())
 
 
 def _right(model: nn.Module, samples: Any, batch_size: int, forward: Forward | None) -> Tensor:

@@ -1,0 +1,144 @@
+"""Every method on one task, judged on every axis beside retraining: what the tables of the benchmarks show."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+from tqdm.auto import tqdm
+
+import unmerge
+from unmerge import baselines
+from unmerge.bench.tasks import Task
+from unmerge.evaluation import Column, Evaluation, Figure, Table, evaluate
+from unmerge.recipe import Recipe
+from unmerge.strength import accuracy
+
+RATES = (1.0, 10.0, 100.0)  # times the paper's learning rate
+ALL_AXES = ("accuracy", "entanglement", "membership", "fidelity", "decodability", "relearning", "calibration")
+FAST_AXES = ("accuracy", "entanglement", "fidelity", "decodability")
+SUMMARY = {  # column of the summary: table and column that it is taken from
+    "forget %": ("accuracy", "forget"),
+    "retain %": ("accuracy", "retain"),
+    "test %": ("accuracy", "test"),
+    "ToW": ("accuracy", "ToW"),
+    "KL forget": ("fidelity", "KL forget"),
+    "feature gap": ("entanglement", "mean gap"),
+    "MIA gap": ("membership gaps", "mean |gap|"),
+    "probe %": ("decodability", "probe forget"),
+    "ECE test": ("calibration", "ECE test"),
+    "seconds": ("seconds", "seconds"),
+}
+
+
+def compared(
+    task: Task,
+    *,
+    fast: bool = False,
+    seed: int = 0,
+    axes: tuple[str, ...] | None = None,
+    floor: nn.Module | None = None,
+) -> Evaluation:
+    """All methods on a task; `fast` leaves out the trained baselines and the slow axes.
+
+    Baselines whose published learning rate hardly moves so small a model take the best of 1, 10 and 100 times it, by
+    retain accuracy · (1 − forget accuracy) on training data; unmerge is not tuned.
+    """
+    chosen = dict(methods(task, fast, seed))
+    models: dict[str, nn.Module] = {}
+    seconds: dict[str, float] = {}
+    for name, method in tqdm(chosen.items(), desc="methods", disable=None, leave=False):
+        start = time.perf_counter()
+        models[name] = method()
+        seconds[name] = time.perf_counter() - start
+    axes = FAST_AXES if fast else ALL_AXES
+    options: dict[str, Any] = {"forward": task.forward, "seed": seed, "init": "zero"}
+    found = evaluate(models, task.retrained, task.splits, axes, task.floor, **options)
+    timed = Table(
+        "seconds", [Column("seconds", None, 2)], {name: {"seconds": Figure(value)} for name, value in seconds.items()}
+    )
+    tables = {**found.tables, "seconds": timed}
+    return replace(found, tables={"summary": summary(tables), **tables})
+
+
+def methods(task: Task, fast: bool = False, seed: int = 0) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
+    """Name and maker of every model that stands in the table."""
+    common: dict[str, Any] = {"forward": task.forward, "seed": seed}
+
+    def baseline(name: str, **options: Any) -> Callable[[], nn.Module]:
+        return lambda: baselines.METHODS[name](task.model, task.forget, task.retain, **common, **options)
+
+    yield "un-edited", baseline("unedited")
+    if task.classes:
+        yield "logit mask", baseline("logit_mask")
+        yield "head rows removed", baseline("head_removal")
+    if not fast:
+        yield "fine-tune", baseline("fine_tune")
+        yield "NegGrad+", lambda: _tuned(task, "neggrad_plus", 1e-4, common)
+        yield "random label", baseline("random_label")
+        yield "SalUn", baseline("salun")
+        yield "NegTV", lambda: _tuned(task, "neg_tv", 1e-3, common)
+        yield "NegMerge", lambda: _tuned(task, "neg_merge", 1e-3, common)
+    yield "Kodge et al.", baseline("kodge")
+    for variant in ("pca", "cav-kmeans", "cav-class"):
+        if variant == "cav-class" and len(task.classes) == 1:
+            continue  # a single class is the mean of its own pool: the paper's basis is empty
+        recipe = Recipe.paper(variant).but(skip_layers="auto", alpha=None)
+        yield f"paper {variant}", lambda recipe=recipe: edited(task, recipe, recalibrate=False)  # type: ignore[misc]
+    for name, recipe in (
+        ("lda", Recipe(basis="lda")),
+        ("private-mean", Recipe(basis="private-mean")),
+        ("unmerge", Recipe()),
+        ("unmerge, no row removed", Recipe(head="edit")),
+    ):
+        yield name, lambda recipe=recipe: edited(task, recipe)  # type: ignore[misc]
+
+
+def edited(task: Task, recipe: Recipe, recalibrate: bool = True) -> nn.Module:
+    """A copy of the model that has forgotten; alpha from the forget set alone where the recipe recommends none."""
+    data = task.retain if recalibrate else None
+    model = copy.deepcopy(task.model)
+    edit = unmerge.fit(model, task.forget, task.retain, init="zero", recipe=recipe, forward=task.forward)
+    alpha = edit.alpha
+    if alpha is None:
+        alpha = unmerge.search_alpha(edit, model, task.forget, recalibrate=data, forward=task.forward).alpha
+    return edit.apply(model, alpha, recalibrate=data, forward=task.forward)
+
+
+def summary(tables: dict[str, Table]) -> Table:
+    """The main figure of every axis in one table."""
+    kept: dict[str, tuple[str, Column]] = {}
+    for label, (title, column) in SUMMARY.items():
+        source = (
+            next((entry for entry in tables[title].columns if entry.label == column), None) if title in tables else None
+        )
+        if source is not None:
+            kept[label] = (title, source)
+    first = tables["accuracy"]
+    cells = {
+        model: {
+            label: tables[title].cells[model][source.label]
+            for label, (title, source) in kept.items()
+            if source.label in tables[title].cells.get(model, {})
+        }
+        for model in first.cells
+    }
+    shown = [replace(source, label=label) for label, (_, source) in kept.items()]
+    return Table("summary", shown, cells, first.anchors, first.reference)
+
+
+def _tuned(task: Task, name: str, rate: float, common: dict[str, Any]) -> nn.Module:
+    """The best of a few learning rates, by what can be seen on training data."""
+    best: tuple[float, nn.Module] | None = None
+    for times in RATES:
+        model = baselines.METHODS[name](task.model, task.forget, task.retain, lr=rate * times, **common)
+        kept, lost = (accuracy(model, data, task.forward) for data in (task.retain, task.forget))
+        score = kept * (1 - lost)
+        if best is None or score > best[0]:
+            best = (score, model)
+    assert best is not None
+    return best[1]
