@@ -340,3 +340,15 @@ def test_whether_edits_were_set_aside_is_said() -> None:
     for weights, expected in ((None, False), (unmerge.collect(model, [data]).weights, False), (original.weights, True)):
         with as_collected(model, weights) as aside:
             assert aside is expected
+
+
+def test_diagnose_takes_statistics_from_before_an_edit_that_the_model_carries() -> None:
+    model = networks.mlp((6, 8, 4))
+    forget, retain = networks.request((6,), forgotten=(0, 1), kept=(2, 3), each=20)
+    lost = unmerge.collect(model, [forget])
+    kept = unmerge.collect(model, [retain], lost)
+    before = unmerge.diagnose(lost, kept, model).to_dict()
+    unmerge.fit(model, lost, kept, init="zero").apply(model, 1.0)
+    carried = bits(model)
+    assert unmerge.diagnose(lost, kept, model).to_dict() == before
+    assert all(torch.equal(value, carried[name]) for name, value in bits(model).items())

@@ -20,6 +20,7 @@ from unmerge.files import write_json
 from unmerge.fingerprint import fingerprint, state_of
 from unmerge.initial import Init, task_vectors
 from unmerge.layers import tensor_name, weight_matrix
+from unmerge.ledger import as_collected
 from unmerge.moments import full_precision
 from unmerge.origin import Origin, origin_of
 from unmerge.pools import Pools
@@ -141,7 +142,22 @@ def diagnose(
     control: the statistics of a random subset of the same size; drawn from retain where that is data.
     alpha: the strength for which the bounds are given; by default the recipe's, or 1.
     """
-    recipe = recipe or Recipe()
+    given = next((part.weights for part in (retain, forget) if isinstance(part, Statistics)), None)
+    with as_collected(model, given):
+        return _diagnose(forget, retain, model, init, recipe or Recipe(), control, alpha, mask, forward)
+
+
+def _diagnose(
+    forget: Iterable[Any] | Statistics,
+    retain: Iterable[Any] | Statistics,
+    model: nn.Module,
+    init: Init,
+    recipe: Recipe,
+    control: Statistics | None,
+    alpha: float | None,
+    mask: Mask,
+    forward: Forward | None,
+) -> Diagnosis:
     options: dict[str, Any] = {"mask": mask, "forward": forward, "seed": recipe.seed}
     retain_data = None if isinstance(retain, Statistics) else retain
     if not isinstance(forget, Statistics):
