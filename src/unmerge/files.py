@@ -111,6 +111,12 @@ def load_weights(path: Path) -> dict[str, Tensor]:
     return dict(loaded)
 
 
+def write_weights(path: Path, state: Mapping[str, Tensor]) -> None:
+    """Write a state dict as safetensors, whole or not at all; a tensor under two names is written twice."""
+    with replacing(path) as part:
+        save_file({name: tensor.detach().clone().contiguous().cpu() for name, tensor in state.items()}, part)
+
+
 def write_json(path: Path, value: Any) -> None:
     with replacing(path) as part:
         part.write_text(json.dumps(value, indent=2) + "\n")

@@ -1,147 +1,239 @@
-"""CIFAR-100 from a folder: its images, the names of its classes, and the requests that the paper makes of it."""
+"""The paper's CIFAR-100 tables on the real images: every variant, baseline and control on every axis.
+
+    python -m unmerge.bench.cifar100 --data DIR --task trees --fast          # one GPU
+    python -m unmerge.bench.cifar100 --data DIR --task class:dolphin --fast --floor
+    python -m unmerge.bench.cifar100 --data DIR --task trees --ablate rank lambda
+    python -m unmerge.bench.cifar100 --data DIR --task trees --device cpu --network tiny --subset 20 --epochs 2
+
+A task is a superclass (trees, aquatic, vehicles, superclass:NAME), classes (class:NAME, several with +), "coherent"
+(half of the images of the trees) or "random" (2,500 images). Networks and answers are kept in --cache after each stage,
+so that a run goes on where it stopped and a reference is trained once. Writes TASK-INIT-SEED.json and .md in --out.
+"""
 
 from __future__ import annotations
 
-import io
-import pickle
-from dataclasses import dataclass
+import argparse
+import json
+import platform
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
+from torch import Tensor, nn
 
+from unmerge import __version__
+from unmerge.bench import cifar_data, comparison, paper
+from unmerge.bench.ablations import ABLATIONS, ablated
 from unmerge.bench.images import Images
-from unmerge.errors import DataError, FileError, suggest
+from unmerge.bench.networks import cifar_resnet, load_trunk
+from unmerge.bench.tasks import Task, task_of
+from unmerge.bench.training import train
+from unmerge.errors import DataError, UnmergeWarning, suggest
+from unmerge.evaluation import Column, Evaluation, Figure, Outputs, Table, evaluate, outputs
+from unmerge.files import load_weights, write_json, write_weights
 
-_SIDE = 32
-_TILES = 100  # mosaics hold 100 x 100 images
+AXES = ("accuracy", "entanglement", "membership", "fidelity", "decodability", "calibration")
+FEATURES = 2500  # samples a split whose features are kept
+NAMES = {"trees": "trees", "aquatic": "aquatic_mammals", "vehicles": "vehicles_1"}  # the paper's tasks
+RANDOM = 2500
 
 
 @dataclass(frozen=True)
-class Cifar100:
-    """Training and test images, and the names by which requests are made."""
+class Schedule:
+    """How networks are trained."""
 
-    train: Images
-    test: Images
-    classes: list[str]
-    superclass_of: list[str]  # of each class
-
-    def classes_of(self, request: str) -> list[int]:
-        """The labels of a superclass ("trees"), a class ("oak_tree"), or several of them with + between."""
-        found: list[int] = []
-        for name in request.lower().replace(" ", "_").split("+"):
-            name = name.removeprefix("superclass:").removeprefix("class:")
-            of_super = [label for label, group in enumerate(self.superclass_of) if group == name]
-            known = [*self.classes, *dict.fromkeys(self.superclass_of)]
-            if name not in known:
-                raise DataError(f"CIFAR-100 has no class or superclass {name!r}. {suggest(name, known)}")
-            found += of_super or [self.classes.index(name)]
-        return sorted(set(found))
-
-    def subset(self, classes: list[int]) -> Cifar100:
-        """Only some classes, relabelled 0, 1, ... in ascending order."""
-        kept = torch.tensor(sorted(classes))
-
-        def part(data: Images) -> Images:
-            chosen = data.only(kept.tolist())
-            return Images(chosen.images, torch.searchsorted(kept.to(chosen.labels.device), chosen.labels))
-
-        names, groups = ([values[label] for label in kept.tolist()] for values in (self.classes, self.superclass_of))
-        return Cifar100(part(self.train), part(self.test), names, groups)
-
-    def to(self, device: torch.device | str) -> Cifar100:
-        return Cifar100(self.train.to(device), self.test.to(device), self.classes, self.superclass_of)
+    epochs: int
+    lr: float
+    batch_size: int
+    schedule: str
 
 
-def load(folder: str | Path) -> Cifar100:
-    """The data set from torchvision's `cifar-100-python` folder, or from WebP mosaics with labels.npz."""
-    folder = Path(folder)
-    python = folder / "cifar-100-python" if (folder / "cifar-100-python").is_dir() else folder
-    if (python / "meta").is_file():
-        raw = _from_pickles(python)
-    elif (folder / "labels.npz").is_file():
-        raw = _from_mosaics(folder)
-    else:
-        raise FileError(
-            f"{folder} holds no CIFAR-100: expected torchvision's 'cifar-100-python' with train, test and meta, or "
-            "part0.webp to part5.webp with labels.npz."
-        )
-    train_images, test_images, fine_train, fine_test, coarse_train, fine_names, coarse_names = raw
-    superclass_of = [""] * len(fine_names)
-    for fine, coarse in zip(fine_train, coarse_train, strict=True):
-        superclass_of[int(fine)] = str(coarse_names[int(coarse)]).lower().replace(" ", "_")
-    pixels = torch.from_numpy(np.ascontiguousarray(train_images)).permute(0, 3, 1, 2).float() / 255
-    mean, deviation = pixels.mean((0, 2, 3), keepdim=True), pixels.std((0, 2, 3), keepdim=True)
-    others = torch.from_numpy(np.ascontiguousarray(test_images)).permute(0, 3, 1, 2).float() / 255
-    return Cifar100(
-        Images((pixels - mean) / deviation, torch.as_tensor(np.asarray(fine_train), dtype=torch.int64)),
-        Images((others - mean) / deviation, torch.as_tensor(np.asarray(fine_test), dtype=torch.int64)),
-        [str(name).lower() for name in fine_names],
-        superclass_of,
-    )
+SCHEDULES = {
+    ("zero", False): Schedule(100, 0.1, 128, "cosine"),
+    ("pretrained", False): Schedule(50, 0.01, 128, "cosine"),
+    ("zero", True): Schedule(30, 0.2, 256, "one-cycle"),
+    ("pretrained", True): Schedule(15, 0.02, 256, "one-cycle"),
+}
 
 
-def _from_mosaics(folder: Path) -> tuple[Any, ...]:
-    from PIL import Image
-
-    Image.MAX_IMAGE_PIXELS = None
-
-    def tiles(part: int) -> np.ndarray:
-        pixels = np.asarray(Image.open(folder / f"part{part}.webp").convert("RGB"))
-        grid = pixels.reshape(_TILES, _SIDE, _TILES, _SIDE, 3).transpose(0, 2, 1, 3, 4)
-        return grid.reshape(-1, _SIDE, _SIDE, 3)
-
-    with np.load(folder / "labels.npz") as labels:
-        names = [labels[key] for key in labels.files if "name" in key]
-        fine_names, coarse_names = sorted(names, key=len, reverse=True)
-        found = [labels[f"{kind}_{part}"] for kind, part in (("fine", "train"), ("fine", "test"), ("coarse", "train"))]
-    return np.concatenate([tiles(part) for part in range(5)]), tiles(5), *found, fine_names, coarse_names
-
-
-def _from_pickles(folder: Path) -> tuple[Any, ...]:
-    train, test, meta = (_unpickled(folder / name) for name in ("train", "test", "meta"))
-
-    def images(part: dict[str, Any]) -> np.ndarray:
-        return part["data"].reshape(-1, 3, _SIDE, _SIDE).transpose(0, 2, 3, 1)
-
-    return (
-        images(train),
-        images(test),
-        train["fine_labels"],
-        test["fine_labels"],
-        train["coarse_labels"],
-        meta["fine_label_names"],
-        meta["coarse_label_names"],
-    )
+def main() -> None:
+    options = _parser().parse_args()
+    torch.backends.cudnn.benchmark = True
+    data = cifar_data.load(options.data).to(options.device)
+    if options.subset:
+        data = _first_of_each_class(data, options.subset)
+    bench = Benchmark(options, data)
+    found = bench.run()
+    name = f"{options.task.replace(':', '-')}-{options.init}-{options.seed}"
+    write_json(options.out / f"{name}.json", found.to_dict())
+    found.to_markdown(options.out / f"{name}.md")
+    print(found["summary"])
+    if "paper" in found.tables:
+        print(found["paper"])
+    print(f"\nwritten: {options.out / name}.json and .md")
 
 
-class _ArraysOnly(pickle.Unpickler):
-    """CIFAR-100 is distributed as pickles; nothing but numpy arrays may come out of them."""
+class Benchmark:
+    """One task, stage by stage; each leaves a file that the next run finds."""
 
-    _ALLOWED = frozenset(
-        (module, name)
-        for module in ("numpy.core.multiarray", "numpy._core.multiarray", "numpy")
-        for name in ("_reconstruct", "ndarray", "dtype")
-    )
+    def __init__(self, options: argparse.Namespace, data: cifar_data.Cifar100) -> None:
+        self.options, self.data = options, data
+        schedule = SCHEDULES[options.init, options.fast]
+        self.schedule = replace(schedule, epochs=options.epochs or schedule.epochs)
+        kept = f"{options.network}-{options.init}-{self.schedule.epochs}-{options.subset or 'all'}"
+        self.folder = Path(options.cache) / kept
 
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in self._ALLOWED:
-            return super().find_class(module.replace("numpy.core", "numpy._core"), name)
-        if (module, name) == ("_codecs", "encode"):  # how a pickle of protocol 2 holds bytes
-            return lambda text, _: text.encode("latin-1")
-        raise FileError(f"a CIFAR-100 file holds {module}.{name}, which is no array; it is not read.")
+    def run(self) -> Evaluation:
+        """All methods beside the reference, with what the paper has."""
+        forgotten, classes = self._request()
+        retain = self.data.train.where(~forgotten)
+        model = self._network(f"finetuned-{self.options.seed}", self.data.train, self.options.seed)
+        reference = self._network(f"retrained-{self._task}-{self.options.seed}", retain, self.options.seed + 1)
+        task = task_of(self.options.task, self.data, model, reference, forgotten, classes)
+        initial = "zero" if self.options.init == "zero" else self._initial(self.options.seed).state_dict()
+        task = replace(task, init=initial)
+
+        answers = self._outputs("retrained", lambda: reference, task)
+        floor = None
+        if self.options.floor:
+            again = f"retrained-{self._task}-{self.options.seed + 100}"
+            floor = self._outputs(
+                "retrained again", lambda: self._network(again, retain, self.options.seed + 101), task
+            )
+        found: dict[str, Outputs] = {}
+        seconds: dict[str, float] = {}
+        chosen = dict(comparison.methods(task, seed=self.options.seed, published=True))
+        for ablation in self.options.ablate:
+            chosen |= dict(ablated(task, ablation))
+        if self.options.only:
+            unknown = [name for name in self.options.only if name not in chosen]
+            if unknown:
+                raise DataError(f"there is no row {unknown[0]!r}. {suggest(unknown[0], chosen)}")
+            chosen = {name: chosen[name] for name in self.options.only}
+        for name, method in chosen.items():
+            found[name], seconds[name] = self._timed_outputs(name, method, task)
+        return self._judged(task, found, seconds, answers, floor)
+
+    def _judged(
+        self,
+        task: Task,
+        found: dict[str, Outputs],
+        seconds: dict[str, float],
+        reference: Outputs,
+        floor: Outputs | None,
+    ) -> Evaluation:
+        evaluation = evaluate(found, reference, task.splits, AXES, floor, seed=self.options.seed)
+        timed = {name: {"seconds": Figure(value)} for name, value in seconds.items()}
+        tables = {**evaluation.tables, "seconds": Table("seconds", [Column("seconds", None, 2)], timed)}
+        tables = {"summary": comparison.summary(tables), **tables}
+        published = paper.beside(self.options.task, self.options.init, tables["accuracy"])
+        if published is not None:
+            tables["paper"] = published
+        settings = {
+            **evaluation.settings,
+            "task": self.options.task,
+            "init": self.options.init,
+            "network": self.options.network,
+            "schedule": vars(self.schedule),
+            "versions": {"unmerge": __version__, "torch": torch.__version__, "python": platform.python_version()},
+            "device": torch.cuda.get_device_name() if self.options.device.startswith("cuda") else platform.processor(),
+        }
+        return replace(evaluation, tables=tables, settings=settings)
+
+    @property
+    def _task(self) -> str:
+        return self.options.task.replace(":", "-")
+
+    def _request(self) -> tuple[Tensor, tuple[int, ...]]:
+        """Which training images are forgotten, and the classes that go with them."""
+        labels = self.data.train.labels
+        generator = torch.Generator().manual_seed(0)  # the same request for every seed of training
+        if self.options.task == "random":
+            order = torch.randperm(len(labels), generator=generator)[: min(RANDOM, len(labels) // 20)]
+            return torch.zeros(len(labels), dtype=torch.bool).index_fill_(0, order, True).to(labels.device), ()
+        if self.options.task == "coherent":
+            trees = self.data.train.has(self.data.classes_of("trees"))
+            half = torch.rand(len(labels), generator=generator) < 0.5
+            return trees & half.to(labels.device), ()
+        name = NAMES.get(self.options.task, self.options.task)
+        classes = self.data.classes_of(name)
+        return self.data.train.has(classes), tuple(classes)
+
+    def _initial(self, seed: int) -> nn.Module:
+        """The weights that training starts from."""
+        torch.manual_seed(seed)
+        model: nn.Module = cifar_resnet(self.options.network, len(self.data.classes)).to(self.options.device)
+        if self.options.init == "pretrained":
+            load_trunk(model, load_weights(self.options.checkpoint))
+        return model
+
+    def _network(self, name: str, images: Images, seed: int) -> nn.Module:
+        path = self.folder / f"{name}.safetensors"
+        # One pretrained start for all, as fine-tuning and retraining have; from scratch each has its own.
+        model = self._initial(self.options.seed if self.options.init == "pretrained" else seed)
+        if path.is_file():
+            model.load_state_dict(load_weights(path))
+            return model.eval()
+        start = time.perf_counter()
+        settings = vars(self.schedule)
+        train(model, images, seed=seed, what=name, **settings)
+        write_weights(path, model.state_dict())
+        print(f"{name}: trained in {time.perf_counter() - start:.0f} s", flush=True)
+        return model
+
+    def _outputs(self, name: str, make: Callable[[], nn.Module], task: Task) -> Outputs:
+        path = self.folder / f"{self._task}-{self.options.seed}" / f"{name}.safetensors"
+        if not path.is_file():
+            found = outputs(make(), task.splits, keep_features=FEATURES, forward=task.forward, name=name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            found.save(path, half=True)
+        return Outputs.load(path)
+
+    def _timed_outputs(self, name: str, make: Callable[[], nn.Module], task: Task) -> tuple[Outputs, float]:
+        record = self.folder / f"{self._task}-{self.options.seed}" / f"{name}.json"
+        if not record.is_file():
+            start = time.perf_counter()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UnmergeWarning)
+                model = make()
+            seconds = time.perf_counter() - start
+            self._outputs(name, lambda: model, task)
+            write_json(record, {"seconds": seconds})
+            print(f"{name}: {seconds:.2f} s", flush=True)
+        return self._outputs(name, make, task), json.loads(record.read_text())["seconds"]
 
 
-def _unpickled(path: Path) -> dict[str, Any]:
-    try:
-        found = _ArraysOnly(io.BytesIO(path.read_bytes()), encoding="bytes").load()
-        return {key.decode() if isinstance(key, bytes) else str(key): _decoded(value) for key, value in found.items()}
-    except (pickle.UnpicklingError, AttributeError, EOFError, OSError) as error:
-        raise FileError(f"{path} cannot be read as a part of CIFAR-100: {error}.") from error
+def _first_of_each_class(data: cifar_data.Cifar100, count: int) -> cifar_data.Cifar100:
+    def part(images: Images) -> Images:
+        order = images.labels.argsort(stable=True)
+        place = torch.arange(len(order), device=order.device) % (len(order) // len(data.classes))
+        return images.where(order[place < count].sort().values)
+
+    return replace(data, train=part(data.train), test=part(data.test))
 
 
-def _decoded(value: Any) -> Any:
-    if isinstance(value, list):
-        return [entry.decode() if isinstance(entry, bytes) else entry for entry in value]
-    return value
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder with CIFAR-100 (torchvision's, or mosaics)")
+    parser.add_argument("--task", default="trees", help="what is forgotten (default: trees)")
+    parser.add_argument("--init", choices=["zero", "pretrained"], default="zero")
+    parser.add_argument("--checkpoint", type=Path, help="for --init pretrained: a ResNet-50 with torchvision's names")
+    parser.add_argument("--network", choices=["tiny", "resnet18", "resnet50"], default="resnet50")
+    parser.add_argument("--only", nargs="+", metavar="METHOD", help="only these rows, such as unmerge 'logit mask'")
+    parser.add_argument("--fast", action="store_true", help="30 epochs instead of the paper's 100 (15 for 50)")
+    parser.add_argument("--epochs", type=int, help="of training, in place of the schedule's")
+    parser.add_argument("--floor", action="store_true", help="retrain a second time: the noise of every figure")
+    parser.add_argument("--ablate", nargs="+", choices=list(ABLATIONS), default=[], help="further rows")
+    parser.add_argument("--subset", type=int, help="only the first images of each class, to try things out")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--cache", type=Path, default=Path(".bench/cifar100"), help="networks and answers")
+    parser.add_argument("--out", type=Path, default=Path("results/cifar100"))
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -56,7 +57,7 @@ def compared(
         models[name] = method()
         seconds[name] = time.perf_counter() - start
     axes = FAST_AXES if fast else ALL_AXES
-    options: dict[str, Any] = {"forward": task.forward, "seed": seed, "init": "zero"}
+    options: dict[str, Any] = {"forward": task.forward, "seed": seed, "init": task.init}
     found = evaluate(models, task.retrained, task.splits, axes, task.floor, **options)
     timed = Table(
         "seconds", [Column("seconds", None, 2)], {name: {"seconds": Figure(value)} for name, value in seconds.items()}
@@ -65,8 +66,14 @@ def compared(
     return replace(found, tables={"summary": summary(tables), **tables})
 
 
-def methods(task: Task, fast: bool = False, seed: int = 0) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
-    """Name and maker of every model that stands in the table."""
+def methods(
+    task: Task, fast: bool = False, seed: int = 0, published: bool = False
+) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
+    """Name and maker of every model that stands in the table.
+
+    published: the paper's learning rates, layers and choice of alpha (by ToW, with the retrained model) for its own
+    methods, as its tables have them.
+    """
     common: dict[str, Any] = {"forward": task.forward, "seed": seed}
 
     def baseline(name: str, **options: Any) -> Callable[[], nn.Module]:
@@ -78,17 +85,25 @@ def methods(task: Task, fast: bool = False, seed: int = 0) -> Iterator[tuple[str
         yield "head rows removed", baseline("head_removal")
     if not fast:
         yield "fine-tune", baseline("fine_tune")
-        yield "NegGrad+", lambda: _tuned(task, "neggrad_plus", 1e-4, common)
+        tuned = baseline if published else lambda name: lambda: _tuned(task, name, common)
+        yield "NegGrad+", tuned("neggrad_plus")
         yield "random label", baseline("random_label")
         yield "SalUn", baseline("salun")
-        yield "NegTV", lambda: _tuned(task, "neg_tv", 1e-3, common)
-        yield "NegMerge", lambda: _tuned(task, "neg_merge", 1e-3, common)
+        yield "NegTV", tuned("neg_tv")
+        yield "NegMerge", tuned("neg_merge")
     yield "Kodge et al.", baseline("kodge")
     for variant in ("pca", "cav-kmeans", "cav-class"):
         if variant == "cav-class" and len(task.classes) == 1:
             continue  # a single class is the mean of its own pool: the paper's basis is empty
-        recipe = Recipe.paper(variant).but(skip_layers="auto", alpha=None)
-        yield f"paper {variant}", lambda recipe=recipe: edited(task, recipe, recalibrate=False)  # type: ignore[misc]
+        start = "zero" if task.init == "zero" else "pretrained"
+        recipe = Recipe.paper(variant, start).but(alpha=None)
+        if not published:
+            recipe = recipe.but(skip_layers="auto")
+
+        def as_published(recipe: Recipe = recipe) -> nn.Module:
+            return edited(task, recipe, recalibrate=False, by_reference=published)
+
+        yield f"paper {variant}", as_published
     for name, recipe in (
         ("lda", Recipe(basis="lda")),
         ("private-mean", Recipe(basis="private-mean")),
@@ -98,14 +113,20 @@ def methods(task: Task, fast: bool = False, seed: int = 0) -> Iterator[tuple[str
         yield name, lambda recipe=recipe: edited(task, recipe)  # type: ignore[misc]
 
 
-def edited(task: Task, recipe: Recipe, recalibrate: bool = True) -> nn.Module:
-    """A copy of the model that has forgotten; alpha from the forget set alone where the recipe recommends none."""
+def edited(task: Task, recipe: Recipe, recalibrate: bool = True, by_reference: bool = False) -> nn.Module:
+    """A copy of the model that has forgotten; alpha from the forget set alone where the recipe recommends none.
+
+    by_reference: alpha by ToW against the retrained model instead, as the paper chooses it.
+    """
     data = task.retain if recalibrate else None
     model = copy.deepcopy(task.model)
-    edit = unmerge.fit(model, task.forget, task.retain, init="zero", recipe=recipe, forward=task.forward)
+    edit = unmerge.fit(model, task.forget, task.retain, init=task.init, recipe=recipe, forward=task.forward)
     alpha = edit.alpha
     if alpha is None:
-        alpha = unmerge.search_alpha(edit, model, task.forget, recalibrate=data, forward=task.forward).alpha
+        options: dict[str, Any] = {"recalibrate": data, "forward": task.forward}
+        if by_reference:
+            options |= {"score": "tow", "reference": task.retrained, "retain": task.retain}
+        alpha = unmerge.search_alpha(edit, model, task.forget, **options).alpha
     return edit.apply(model, alpha, recalibrate=data, forward=task.forward)
 
 
@@ -131,8 +152,9 @@ def summary(tables: dict[str, Table]) -> Table:
     return Table("summary", shown, cells, first.anchors, first.reference)
 
 
-def _tuned(task: Task, name: str, rate: float, common: dict[str, Any]) -> nn.Module:
+def _tuned(task: Task, name: str, common: dict[str, Any]) -> nn.Module:
     """The best of a few learning rates, by what can be seen on training data."""
+    rate = inspect.signature(baselines.METHODS[name]).parameters["lr"].default
     best: tuple[float, nn.Module] | None = None
     for times in RATES:
         model = baselines.METHODS[name](task.model, task.forget, task.retain, lr=rate * times, **common)

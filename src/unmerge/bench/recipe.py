@@ -22,7 +22,7 @@ from torch import nn
 
 import unmerge
 from unmerge.baselines import LogitMask
-from unmerge.bench import cifar100, tasks
+from unmerge.bench import cifar_data, tasks
 from unmerge.bench.tasks import Task
 from unmerge.errors import UnmergeWarning
 from unmerge.evaluation import Outputs, outputs
@@ -113,7 +113,7 @@ def _tasks(options: argparse.Namespace) -> Iterator[Task]:
     yield from tasks.digit_tasks(seed=options.seed)
     yield tasks.random_digits(100, options.seed)
     if options.cifar100 is not None:
-        whole = cifar100.load(options.cifar100)
+        whole = cifar_data.load(options.cifar100)
         data = whole.subset(whole.classes_of(SUBSET)).to(options.device)
         settings = ("resnet18", len(data.classes), options.epochs)
         model = tasks.cifar_classifier(data.train, *settings, options.seed, "training")

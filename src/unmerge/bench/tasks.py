@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from unmerge.batches import Forward
-from unmerge.bench import cifar100, digits
+from unmerge.bench import cifar_data, digits
 from unmerge.bench.images import Images, half_precision
 from unmerge.bench.networks import cifar_resnet
 from unmerge.bench.training import train
+from unmerge.initial import Init
 
 BATCH = 1000
 
@@ -30,6 +31,7 @@ class Task:
     test: Iterable[Any]
     classes: tuple[int, ...]  # that are forgotten; empty for samples that are no whole classes
     forward: Forward | None = None
+    init: Init = "zero"
     floor: nn.Module | None = None  # retrained with another seed: the noise of every figure
 
     @property
@@ -69,7 +71,7 @@ def random_digits(samples: int, seed: int = 0) -> Task:
 
 def task_of(
     name: str,
-    data: cifar100.Cifar100,
+    data: cifar_data.Cifar100,
     model: nn.Module,
     retrained: nn.Module,
     forgotten: Tensor,

@@ -21,14 +21,22 @@ def train(
     lr: float = 0.2,
     batch_size: int = 256,
     weight_decay: float = 5e-4,
+    schedule: str = "one-cycle",
     what: str = "training",
 ) -> nn.Module:
-    """The model itself, trained in place with SGD and one cycle of the learning rate; in evaluation mode."""
+    """The model itself, trained in place with SGD; in evaluation mode.
+
+    schedule: "one-cycle" for few epochs, or the paper's "cosine".
+    """
     device = data.images.device
     torch.manual_seed(seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=weight_decay, nesterov=True)
     batches = max(1, len(data) // batch_size)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=epochs * batches, pct_start=0.2)
+    rates: torch.optim.lr_scheduler.LRScheduler
+    if schedule == "cosine":
+        rates = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * batches)
+    else:
+        rates = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=epochs * batches, pct_start=0.2)
     padded = nn.functional.pad(data.images, (_PADDING,) * 4)
     half = device.type == "cuda"
     model.train()
@@ -44,7 +52,7 @@ def train(
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            schedule.step()
+            rates.step()
             progress.update()
     progress.close()
     return model.eval()

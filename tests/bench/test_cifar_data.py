@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from unmerge.bench import cifar100
+from unmerge.bench import cifar_data
 from unmerge.errors import DataError, FileError
 
 FINE = ["apple", "oak_tree", "maple_tree", "dolphin"]
@@ -37,7 +37,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_images_are_normalised_and_keep_their_order(folder: Path) -> None:
-    data = cifar100.load(folder)
+    data = cifar_data.load(folder)
     assert data.train.images.shape == (40, 3, 32, 32)
     assert data.test.labels.tolist() == [0, 1, 2, 3] * 2
     assert torch.allclose(data.train.images.mean((0, 2, 3)), torch.zeros(3), atol=1e-5)
@@ -49,7 +49,7 @@ def test_images_are_normalised_and_keep_their_order(folder: Path) -> None:
 
 
 def test_requests_are_made_by_class_by_superclass_and_by_several(folder: Path) -> None:
-    data = cifar100.load(folder / "cifar-100-python")
+    data = cifar_data.load(folder / "cifar-100-python")
     assert data.classes_of("trees") == data.classes_of("superclass:Trees") == [1, 2]
     assert data.classes_of("class:dolphin") == [3]
     assert data.classes_of("dolphin+trees+apple") == [0, 1, 2, 3]
@@ -59,7 +59,7 @@ def test_requests_are_made_by_class_by_superclass_and_by_several(folder: Path) -
 
 
 def test_a_subset_has_labels_from_zero(folder: Path) -> None:
-    part = cifar100.load(folder).subset([1, 3])
+    part = cifar_data.load(folder).subset([1, 3])
     assert part.classes == ["oak_tree", "dolphin"]
     assert part.superclass_of == ["trees", "aquatic_mammals"]
     assert part.train.labels.tolist() == [0, 1] * 10
@@ -68,7 +68,7 @@ def test_a_subset_has_labels_from_zero(folder: Path) -> None:
 
 def test_mosaics_give_the_same_images(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pillow = pytest.importorskip("PIL.Image")
-    monkeypatch.setattr(cifar100, "_TILES", 2)
+    monkeypatch.setattr(cifar_data, "_TILES", 2)
     generator = np.random.default_rng(1)
     tiles = generator.integers(0, 256, (6, 4, 32, 32, 3), dtype=np.uint8)
     for part, images in enumerate(tiles):
@@ -85,7 +85,7 @@ def test_mosaics_give_the_same_images(folder: Path, tmp_path: Path, monkeypatch:
         coarse_names=np.array(COARSE),
     )
     (folder / "cifar-100-python").rename(tmp_path / "elsewhere")
-    data = cifar100.load(tmp_path)
+    data = cifar_data.load(tmp_path)
     expected = torch.from_numpy(tiles[:5].reshape(20, 32, 32, 3)).permute(0, 3, 1, 2).float() / 255
     expected = (expected - expected.mean((0, 2, 3), keepdim=True)) / expected.std((0, 2, 3), keepdim=True)
     assert torch.allclose(data.train.images, expected, atol=1e-5)
@@ -94,7 +94,7 @@ def test_mosaics_give_the_same_images(folder: Path, tmp_path: Path, monkeypatch:
 
 def test_a_folder_without_the_data_says_what_is_expected(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="holds no CIFAR-100: expected torchvision's 'cifar-100-python'"):
-        cifar100.load(tmp_path)
+        cifar_data.load(tmp_path)
 
 
 class Bomb:
@@ -105,7 +105,7 @@ class Bomb:
 def test_nothing_but_arrays_comes_out_of_a_pickle(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "cifar-100-python" / "meta").write_bytes(pickle.dumps({b"fine_label_names": Bomb()}))
     with pytest.raises(FileError, match="which is no array"):
-        cifar100.load(folder)
+        cifar_data.load(folder)
     assert capsys.readouterr().out == ""
 
 
@@ -113,4 +113,4 @@ def test_a_truncated_part_is_named(folder: Path) -> None:
     part = folder / "cifar-100-python" / "test"
     part.write_bytes(part.read_bytes()[:100])
     with pytest.raises(FileError, match="cannot be read as a part of CIFAR-100"):
-        cifar100.load(folder)
+        cifar_data.load(folder)

@@ -1,0 +1,64 @@
+"""Ablations of the method: rows that differ from the paper's CAV-Class or PCA cell, or the default, in one thing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from torch import nn
+
+from unmerge.bench.comparison import edited
+from unmerge.bench.tasks import Task
+from unmerge.recipe import Recipe
+
+Rows = Iterator[tuple[str, Recipe]]
+
+
+def _terms() -> Rows:
+    for name, lam, gamma in (("projection", 0, 0), ("retain term", 50, 0), ("size term", 0, 0.5), ("both", 50, 0.5)):
+        yield name, Recipe.paper("cav-kmeans").but(lam=lam, gamma=gamma, alpha=None)
+
+
+def _solver() -> Rows:
+    for variant in ("pca", "cav-kmeans"):
+        cell = Recipe.paper(variant).but(alpha=None)
+        yield f"{variant}, projection", cell.but(solver="exact", lam=0, gamma=0)
+        for solver in ("exact", "budgeted", "soft-threshold"):
+            yield f"{variant}, {solver}", cell.but(solver=solver)
+
+
+def _rank() -> Rows:
+    for variant in ("pca", "cav-kmeans"):
+        for rank in (8, 16, 32, 64, 128):
+            yield f"{variant}, rank {rank}", Recipe.paper(variant).but(rank=rank, retain_rank=rank, alpha=None)
+
+
+def _skip() -> Rows:
+    for skip in (35, 40, 45, 50):
+        yield f"cav-kmeans, skip {skip}", Recipe.paper("cav-kmeans").but(skip_layers=skip, alpha=None)
+        yield f"default, skip {skip}", Recipe(skip_layers=skip)
+
+
+def _lambda() -> Rows:
+    for lam in (1, 5, 10, 20, 50):
+        yield f"cav-kmeans, lambda {lam}", Recipe.paper("cav-kmeans").but(lam=lam, alpha=None)
+        yield f"default, lambda {lam}", Recipe(lam=lam)
+
+
+ABLATIONS: dict[str, Callable[[], Rows]] = {
+    "terms": _terms,
+    "solver": _solver,
+    "rank": _rank,
+    "skip": _skip,
+    "lambda": _lambda,
+}
+
+
+def ablated(task: Task, name: str) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
+    """Name and maker of each row of an ablation; alpha is searched again for each."""
+    for row, recipe in ABLATIONS[name]():
+        plain = recipe.mean == "free"
+
+        def make(recipe: Recipe = recipe, plain: bool = plain) -> nn.Module:
+            return edited(task, recipe, recalibrate=not plain, by_reference=plain)
+
+        yield f"{name}: {row}", make

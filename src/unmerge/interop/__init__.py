@@ -1,0 +1,1 @@
+"""An edit in the forms that other tools read."""
