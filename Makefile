@@ -25,7 +25,7 @@ test: $(INSTALLED)
 	$(BIN)/python -m pytest $(ARGS)
 
 demo: $(INSTALLED)
-	$(BIN)/python -m unmerge.bench.demo $(ARGS)
+	$(BIN)/unmerge demo --overwrite $(ARGS)
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .
