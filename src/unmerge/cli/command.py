@@ -1,0 +1,63 @@
+"""Subcommands whose options stand in dataclasses, so that those that several share are written once."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any, get_type_hints
+
+import typer
+
+from unmerge.cli.console import Common, Output, speaking
+
+Function = Callable[..., int | None]
+
+
+def add(app: typer.Typer, name: str, function: Function, examples: list[str], **settings: Any) -> None:
+    """Make `function(output, ...)` a subcommand; its dataclass parameters become their fields, as flags."""
+    epilog = "\n\n".join(["[bold]Examples[/bold]", *examples])
+    app.command(name, help=inspect.getdoc(function), epilog=epilog, **settings)(_flattened(function))
+
+
+def _flattened(function: Function) -> Callable[..., None]:
+    hints = get_type_hints(function, include_extras=True)
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    required: list[inspect.Parameter] = []
+    optional: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        if hints[name] is Output:
+            continue
+        found = _fields(groups[name]) if name in groups else [parameter.replace(annotation=hints[name])]
+        for each in found:
+            (required if each.default is inspect.Parameter.empty else optional).append(each)
+    optional += _fields(Common)
+    parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in (*required, *optional)]
+
+    def called(**values: Any) -> None:
+        def take(group: type[Any]) -> Any:
+            return group(**{entry.name: values.pop(entry.name) for entry in fields(group)})
+
+        with speaking(take(Common)) as output:
+            built = {name: take(group) for name, group in groups.items()}
+            code = function(output, **built, **values)
+        if code:
+            raise typer.Exit(code)
+
+    called.__name__, called.__doc__ = function.__name__, function.__doc__
+    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    called.__annotations__ = {each.name: each.annotation for each in parameters}
+    return called
+
+
+def _fields(group: type[Any]) -> list[inspect.Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    return [
+        inspect.Parameter(
+            entry.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if entry.default is MISSING else entry.default,
+            annotation=hints[entry.name],
+        )
+        for entry in fields(group)
+    ]

@@ -1,0 +1,77 @@
+"""An edit of a run, with the BatchNorm statistics that were estimated at its strength."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unmerge.edit import Edit
+from unmerge.errors import EditError, UnmergeWarning, listing, warn
+from unmerge.files import read_tensors, write_tensors
+from unmerge.fingerprint import state_of
+from unmerge.ledger import ledger_of
+from unmerge.normalization import batch_norms
+
+NORMS = "norms.safetensors"
+_KIND = "norms"
+
+
+def norms_matter(edit: Edit, module: nn.Module, batch: Any) -> bool:
+    """Whether a BatchNorm lies behind the edited layers."""
+    if not batch_norms(module):
+        return False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UnmergeWarning)  # which says that none does
+        with edit.applied(module, edit.alpha or 1.0, recalibrate=[batch], force=True):
+            return bool(ledger_of(module).entries[-1].recalibrated)
+
+
+def norms_of(module: nn.Module) -> dict[str, Tensor]:
+    """What recalibration with the last edit wrote."""
+    state = state_of(module)
+    return {name: state[name].detach().clone() for name in ledger_of(module).entries[-1].recalibrated}
+
+
+def write_norms(directory: Path, norms: dict[str, Tensor], alpha: float | None) -> None:
+    write_tensors(directory / NORMS, norms, _KIND, {"alpha": alpha})
+
+
+def apply(
+    directory: Path,
+    module: nn.Module,
+    alpha: float | None = None,
+    recalibrate: Iterable[Any] | None = None,
+    force: bool = False,
+) -> tuple[Edit, float | None, bool]:
+    """Apply the edit in a directory; returns it, its strength and whether BatchNorm was re-estimated."""
+    edit = Edit.load(edit_in(directory))
+    strength = edit.alpha if alpha is None else alpha
+    edit.apply(module, strength, recalibrate=recalibrate, force=force)
+    path = directory / NORMS
+    if recalibrate is not None or not path.is_file():
+        return edit, strength, recalibrate is not None
+    norms, header = read_tensors(path, _KIND)
+    if header["alpha"] != strength:
+        warn(
+            f"the run re-estimated BatchNorm at alpha={header['alpha']:g}; at {strength:g} it stays as in the base. "
+            "Pass --recalibrate with the data flags of the run to do so here."
+        )
+        return edit, strength, False
+    state = state_of(module)
+    strange = [name for name in norms if name not in state or state[name].shape != norms[name].shape]
+    if strange:
+        raise EditError(f"{path} belongs to another model: {listing(strange)}.")
+    with torch.no_grad():
+        for name, value in norms.items():
+            state[name].copy_(value)
+    return edit, strength, True
+
+
+def edit_in(directory: Path) -> Path:
+    """Where the edit lies: in the directory of a run, or there itself."""
+    return directory / "edit" if (directory / "edit").is_dir() else directory

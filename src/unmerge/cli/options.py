@@ -1,0 +1,89 @@
+"""Flags that several subcommands share and that belong to no group of their own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unmerge.cli.work import Settings
+from unmerge.errors import suggest
+
+VERDICTS = ("warn", "raise", "ignore")
+
+Init = Annotated[
+    str,
+    typer.Option(
+        "--init",
+        metavar="REF",
+        help='The weights before fine-tuning: "zero" (trained from scratch, and the safe choice), a checkpoint file or '
+        "directory, or package.module:function.",
+        rich_help_panel="Model",
+    ),
+]
+Known = Annotated[
+    Path | None,
+    typer.Option(
+        "--statistics",
+        metavar="FILE",
+        help="Statistics of all the data from an earlier run with this model: then only what is forgotten is read.",
+        rich_help_panel="Data",
+    ),
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an output directory that unmerge wrote.")]
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What a run does beyond its recipe."""
+
+    on_verdict: Annotated[
+        str,
+        typer.Option(
+            metavar="WORD",
+            help="What to do when samples that are no whole classes have nothing in common: warn, raise (exit code 3) "
+            "or ignore.",
+        ),
+    ] = "warn"
+    search_alpha: Annotated[
+        bool,
+        typer.Option(
+            "--search-alpha",
+            help="Search the smallest strength that reaches --target, also where the edit recommends one.",
+        ),
+    ] = False
+    target: Annotated[float, typer.Option(help="Forget accuracy to reach; exit code 4 where none does.")] = 0.01
+    max_drop: Annotated[float, typer.Option(help="By how much retain accuracy may fall in the search.")] = 0.02
+    recalibrate: Annotated[
+        bool,
+        typer.Option(
+            "--recalibrate/--no-recalibrate",
+            help="Re-estimate the BatchNorms behind the edit on retain data, where there are any.",
+        ),
+    ] = True
+    any_init: Annotated[
+        bool, typer.Option("--any-init", help="Also take an --init that looks like another pretraining.")
+    ] = False
+    edited_only: Annotated[
+        bool, typer.Option("--edited-only", help="Read the edited layers only: faster, with a shorter profile.")
+    ] = False
+    curve_samples: Annotated[int, typer.Option(min=1, help="Samples of each part to measure on.")] = 1000
+
+    def settings(self) -> Settings:
+        if self.on_verdict not in VERDICTS:
+            raise typer.BadParameter(f"--on-verdict {self.on_verdict!r}. {suggest(self.on_verdict, VERDICTS)}")
+        for name, value, high in (("--target", self.target, 1.0), ("--max-drop", self.max_drop, 1.0)):
+            if not 0 <= value <= high or (name == "--target" and value in (0, 1)):
+                raise typer.BadParameter(f"{name} {value:g} is not a share, for example 0.01.")
+        return Settings(
+            self.on_verdict,
+            self.search_alpha,
+            self.target,
+            self.max_drop,
+            self.recalibrate,
+            not self.any_init,
+            self.edited_only,
+            self.curve_samples,
+        )

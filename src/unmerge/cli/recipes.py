@@ -1,0 +1,101 @@
+"""The recipe of a command: flags over a YAML file over the defaults; flags and help come from Recipe's own fields."""
+
+from __future__ import annotations
+
+from dataclasses import Field, asdict, dataclass, fields, make_dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+from unmerge.errors import FileError, RecipeError
+from unmerge.files import replacing
+from unmerge.recipe import Recipe
+
+PANEL = "Recipe: flags over --recipe over these defaults"
+
+
+@dataclass(frozen=True)
+class RecipeFile:
+    """The flag that names a file."""
+
+    recipe: Annotated[
+        Path | None,
+        typer.Option("--recipe", metavar="FILE", help="A YAML file of recipe fields.", rich_help_panel=PANEL),
+    ] = None
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _option(entry: Field[Any]) -> tuple[str, Any, Any]:
+    rule = entry.metadata["rule"]
+    accepted = "names or re: patterns, separated by commas" if rule is None else str(rule)
+    text = f"{entry.metadata['meaning']} ({accepted}). Default: {entry.default}."
+    kind = "VALUE" if rule is None or rule.words else "N" if rule.number is int else "X"
+    option = typer.Option(_flag(entry.name), metavar=kind, help=text.replace("[", r"\["), rich_help_panel=PANEL)
+    return entry.name, Annotated[str | None, option], None
+
+
+# One flag for each field, so that no field is described a second time.
+RecipeFlags: Any = make_dataclass("RecipeFlags", [_option(entry) for entry in fields(Recipe)], frozen=True)
+
+
+def recipe_of(flags: Any, path: Path | None) -> Recipe:
+    """The recipe of the flags that were given over those of a file."""
+    values = {} if path is None else read(path)
+    recipe = Recipe(**values)
+    given = {name: value for name, value in asdict(flags).items() if value is not None}
+    if not given:
+        return recipe
+    try:
+        return Recipe(**{**values, **{name: _parsed(name, value) for name, value in given.items()}})
+    except RecipeError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The fields that a YAML file sets."""
+    try:
+        found = yaml.safe_load(path.read_text())
+    except FileNotFoundError as error:
+        raise FileError(f"there is no file {path}.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise FileError(f"{path} is not YAML: {error}") from error
+    if found is None:
+        return {}
+    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+        raise FileError(f"{path} holds a {type(found).__name__}; expected fields of a recipe, such as 'rank: 16'.")
+    return found
+
+
+def write(path: Path, recipe: Recipe) -> None:
+    """The recipe as YAML that --recipe reads, each field with its meaning."""
+    lines = []
+    for entry in fields(Recipe):
+        value = yaml.safe_dump(
+            {entry.name: recipe.to_dict()[entry.name]}, default_flow_style=False, width=10_000
+        ).strip()
+        lines.append(f"# {entry.metadata['meaning']}\n{value}\n")
+    with replacing(path) as part:
+        part.write_text("\n".join(lines))
+
+
+def _parsed(name: str, value: str) -> Any:
+    """The text of a flag as the value that the field takes."""
+    rule = next(entry.metadata["rule"] for entry in fields(Recipe) if entry.name == name)
+    if rule is None:
+        names = [part.strip() for part in value.split(",") if part.strip()]
+        return None if value.lower() == "none" else names
+    if value in rule.words:
+        return value
+    if rule.optional and value.lower() == "none":
+        return None
+    if rule.number is None:
+        return value
+    try:
+        return rule.number(value)
+    except ValueError:
+        return value  # which the recipe refuses, with what it accepts

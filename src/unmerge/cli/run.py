@@ -1,0 +1,168 @@
+"""`unmerge run`: from a model and a request to one directory with the edit and all that is known of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from unmerge.cli import models, plan, recipes, records, requests, work
+from unmerge.cli import run_directory as directories
+from unmerge.cli.command import add
+from unmerge.cli.console import Output
+from unmerge.cli.options import Init, Known, Overwrite, RunOptions
+from unmerge.cli.recipes import RecipeFile, RecipeFlags
+from unmerge.errors import StatisticsError
+from unmerge.fingerprint import fingerprint, state_of
+from unmerge.statistics import Statistics
+
+NOT_REACHED = 4
+
+EXAMPLES = [
+    "unmerge run --model ./resnet --data ./images --forget label=cat --out forget-cat",
+    "unmerge run --model my.models:build --weights w.safetensors --data train.npz --forget label=3,5 --out out",
+    "unmerge run --model ./vit --init ./vit-base --data train.npz --forget-ids ids.txt --out out --recipe recipe.yaml",
+    "unmerge run --model ./resnet --data ./images --forget label=dog --statistics forget-cat/statistics.safetensors "
+    "--out forget-dog   (the next request: one pass over the dogs)",
+    "unmerge run ... --dry-run   (layers, memory and time, without running)",
+]
+
+
+def run(
+    output: Output,
+    model: models.ModelOptions,
+    data: requests.DataOptions,
+    file: RecipeFile,
+    flags: RecipeFlags,
+    options: RunOptions,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The directory to write.")],
+    init: Init = "zero",
+    statistics: Known = None,
+    overwrite: Overwrite = False,
+    no_report: Annotated[bool, typer.Option("--no-report", help="Leave report.html out.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print layers, memory and time; write nothing.")] = False,
+) -> int:
+    """Make a model forget: diagnose the request, compute the edit, choose its strength, write a report.
+
+    Writes edit/, norms.safetensors (BatchNorm at its strength), statistics.safetensors (for the next request),
+    diagnosis.json, alpha.json, curve.json, recipe.yaml, run.json, log.txt and report.html. The model itself is not
+    changed: see unmerge apply.
+    """
+    data.check()
+    recipe = recipes.recipe_of(flags, file.recipe)
+    settings = options.settings()
+    if not dry_run:
+        directories.check_target(out, overwrite)
+    loaded = models.load(model.model, model.weights, model.device)
+    job = work.Job(loaded, models.initial(init), requests.requested(data, loaded), recipe, settings, output)
+    if dry_run:
+        plan.show(job)
+        return 0
+    return perform(job, out, overwrite, init, statistics, report=not no_report)
+
+
+def perform(
+    job: work.Job,
+    out: Path,
+    overwrite: bool,
+    init: str,
+    statistics: Path | None = None,
+    report: bool = True,
+    before_report: Callable[[Path], dict[str, Any]] | None = None,
+) -> int:
+    """The whole run into one directory; returns the exit code."""
+    output = job.output
+    inputs = {"data": job.request.identity, "layers": _layers(job)}
+    with directories.replacing_directory(out, overwrite) as part:
+        try:
+            known = _known(job, out, inputs, statistics)
+            found = work.gather(job, known)
+            found.everything.save(part / directories.STATISTICS)
+            diagnosis = work.diagnosed(job, found)
+            work.heed(job, found, diagnosis)
+            output.heading(f"{job.request.description}: {diagnosis.verdict.kind}")
+            output.show(diagnosis.verdict.sentence)
+            measured = work.measured(job, work.fitted(job, found, diagnosis), found)
+            more: dict[str, Any] = {"inputs": inputs, "resumed": known is not None}
+            if before_report is not None:
+                more |= before_report(part)
+            records.write(part, job, diagnosis, measured, init, more)
+            written = report and records.write_report(part, output)
+            _show(job, measured, out, written)
+            records.write_log(part, output)
+        except KeyboardInterrupt:
+            kept = directories.keep_statistics(part, out, inputs)
+            if kept is not None:
+                output.warn(f"the statistics are kept in {kept}: the same command goes on from there.")
+            raise
+    directories.forget_kept(out)
+    search = measured.search
+    code = NOT_REACHED if search is not None and not search.reached else 0
+    output.result(
+        {
+            "out": str(out),
+            "report": str(out / "report.html") if written else None,
+            "request": job.request.description,
+            "verdict": diagnosis.verdict.kind,
+            "alpha": measured.edit.alpha,
+            "reached": None if search is None else search.reached,
+            "accuracy": measured.accuracy,
+            "layers": list(measured.edit.layers),
+            "resumed": known is not None,
+            "seconds": job.seconds,
+            "exit_code": code,
+            **{key: value for key, value in more.items() if key not in ("inputs", "resumed")},
+        }
+    )
+    return code
+
+
+def _layers(job: work.Job) -> Any:
+    """What decides which layers are read."""
+    choice = work.layer_choice(job)
+    return {
+        name: value if value is None or isinstance(value, (int, str)) else list(value) for name, value in choice.items()
+    }
+
+
+def _known(job: work.Job, out: Path, inputs: dict[str, Any], given: Path | None) -> Statistics | None:
+    """Statistics that make a pass over the retained data needless: those that were named, or of an earlier run."""
+    weights = fingerprint(state_of(job.model.module))
+    if given is not None:
+        found = Statistics.load(given)
+        found.check_weights(weights)
+        job.output.note(f"the statistics of all the data come from {given}: only what is forgotten is read")
+        return found
+    earlier = directories.known_statistics(out, inputs)
+    if earlier is None:
+        return None
+    found, path = earlier
+    try:
+        found.check_weights(weights)
+    except StatisticsError:
+        job.output.note(f"{path} is of other weights and is not used")
+        return None
+    job.output.show(f"resuming from {path}: the same model and data, so only what is forgotten is read.")
+    return found
+
+
+def _show(job: work.Job, found: work.Measured, out: Path, written: bool) -> None:
+    edit, output = found.edit, job.output
+    if found.search is not None:
+        output.show(str(found.search).partition("\n")[0])
+    if found.accuracy:
+        before, after = found.accuracy["before"], found.accuracy["after"]
+        output.show(
+            f"forget accuracy {before['forget']:.4f} -> {after['forget']:.4f}, "
+            f"retain {before['retain']:.4f} -> {after['retain']:.4f} at alpha {edit.alpha:g}"
+        )
+    output.show(f"edit: {len(edit.layers)} layers, in {out / 'edit'}")
+    if written:
+        output.show(f"report: {out / 'report.html'}")
+    output.show(f"next: unmerge apply {out} --model {job.model.typed} --to NEWDIR")
+
+
+def register(app: typer.Typer) -> None:
+    add(app, "run", run, EXAMPLES)

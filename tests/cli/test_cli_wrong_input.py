@@ -1,0 +1,213 @@
+"""Wrong input: a clear message, a non-zero exit code, and nothing half-written."""
+
+from __future__ import annotations
+
+import pickle
+import resource
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from cli_place import RESNET, SMALL, Command, Place
+
+from unmerge.bench.digits import network
+from unmerge.errors import FileError
+
+FORGET = ("--forget", "label=3")
+OUT = ("--out", "wrong")
+
+
+class Evil:
+    def __reduce__(self) -> tuple:
+        return (print, ("executed",))
+
+
+@pytest.fixture(scope="module")
+def broken(place: Place) -> Place:
+    """Files that are wrong in one way each."""
+    folder = place / "broken"
+    folder.mkdir()
+    (folder / "text.txt").write_text("not a number\n")
+    (folder / "no.yaml").write_text("- a list\n")
+    (folder / "typo.yaml").write_text("rnk: 4\n")
+    (folder / "not.npz").write_text("no arrays")
+    (folder / "empty").mkdir()
+    np.savez(folder / "nothing.npz", other=np.zeros(3))
+    np.savez(folder / "short.npz", images=np.zeros((4, 1, 8, 8), np.float32), labels=np.zeros(3, np.int64))
+    np.savez(folder / "objects.npz", images=np.array([Evil()], dtype=object))
+    (folder / "evil.bin").write_bytes(pickle.dumps({"a": Evil()}))
+    torch.save({"state": network()}, folder / "module.pt")
+    shutil.copytree(place / "images", folder / "images")
+    (folder / "images" / "two" / "bad.png").write_bytes(b"no image")
+    (folder / "named" / "cat").mkdir(parents=True)
+    shutil.copy(next((place / "images" / "two").iterdir()), folder / "named" / "cat" / "a.png")
+    (folder / "headless").mkdir()
+    (folder / "headless" / "config.json").write_text('{"model_type": "resnet", "architectures": ["ResNetModel"]}')
+    (folder / "hollow").mkdir()
+    shutil.copy(place / "resnet" / "config.json", folder / "hollow" / "config.json")
+    (folder / "full").mkdir()
+    (folder / "full" / "mine.txt").write_text("precious")
+    (folder / "fails.py").write_text("import no_such_library\n")
+    return place
+
+
+NPZ = ("--data", "train.npz")
+CASES: dict[str, tuple[tuple[str, ...], int, str]] = {
+    "no model": (("--model", "nowhere", *NPZ, *FORGET), 1, "there is no model 'nowhere'"),
+    "no config": (("--model", "images", *NPZ, *FORGET), 1, "is not a Hugging Face model: it has no config.json"),
+    "no classifier": (("--model", "broken/headless", *NPZ, *FORGET), 1, "ResNetModel, which is no classifier"),
+    "no weights": (("--model", "broken/hollow", *NPZ, *FORGET), 1, "broken/hollow cannot be loaded as a model"),
+    "weights as model": (("--model", "w.safetensors", *NPZ, *FORGET), 1, "weights alone are no model"),
+    "no module": (("--model", "nothing.here:build", *NPZ, *FORGET), 1, "there is no module 'nothing'"),
+    "no function": (("--model", "models:biuld", *NPZ, *FORGET), 1, "Did you mean 'build'"),
+    "not a module": (("--model", "models:strange", *NPZ, *FORGET), 1, "returned a int; expected an nn.Module"),
+    "no weights file": (("--model", "models:build@gone.safetensors", *NPZ, *FORGET), 1, "no file gone.safetensors"),
+    "a pickle": (("--model", "models:build@broken/evil.bin", *NPZ, *FORGET), 1, "without running code from it"),
+    "a pickled module": (("--model", "models:build@broken/module.pt", *NPZ, *FORGET), 1, "without running code"),
+    "other weights": (
+        ("--model", "models:build@resnet/model.safetensors", *NPZ, *FORGET),
+        1,
+        "does not fit",
+    ),
+    "no init": ((*SMALL, *NPZ, *FORGET, "--init", "gone"), 1, "init='gone' is not 'zero'"),
+    "the same init": ((*SMALL, *NPZ, *FORGET, "--init", "w.safetensors"), 1, "the task vector is zero"),
+    "no device": ((*SMALL, *NPZ, *FORGET, "--device", "abacus"), 2, "--device abacus"),
+    "no data": ((*SMALL, *FORGET, "--data", "gone.npz"), 1, "there is no data 'gone.npz'"),
+    "data of another kind": ((*SMALL, *FORGET, "--data", "models.py"), 1, "expected an .npz or a folder"),
+    "no npz": ((*SMALL, *FORGET, "--data", "broken/not.npz"), 1, "cannot be read as arrays"),
+    "no inputs": ((*SMALL, *FORGET, "--data", "broken/nothing.npz"), 1, "it holds other; expected one of images"),
+    "short labels": ((*SMALL, *FORGET, "--data", "broken/short.npz"), 1, "expected 4 integers"),
+    "objects": ((*SMALL, *FORGET, "--data", "broken/objects.npz"), 1, "no pickled objects"),
+    "no images": ((*SMALL, *FORGET, "--data", "broken/empty"), 1, "holds no images in subfolders"),
+    "other classes": (("--model", "resnet", *FORGET, "--data", "broken/named"), 1, "cat are no classes of the model"),
+    "unreadable image": (
+        ("--model", "resnet", "--data", "broken/images", "--forget", "label=two"),
+        1,
+        "broken/images/two/bad.png cannot be read as an image",
+    ),
+    "different sizes": ((*RESNET, "--forget", "label=two", "--pixel-std", "1,2"), 1, "--pixel-std has 2 numbers"),
+    "no labels": ((*SMALL, *FORGET, "--data", "plain.npz"), 1, "plain.npz has no labels"),
+    "absent label": ((*SMALL, *NPZ, "--forget", "label=12"), 1, "has the label 12; there are 0, 1, 2"),
+    "unknown class": ((*RESNET, "--forget", "label=thre"), 1, "Did you mean 'three'"),
+    "every class": ((*SMALL, *NPZ, "--forget", "label=0,1,2,3,4,5,6,7,8,9"), 1, "nothing is left to retain"),
+    "bad forget": ((*SMALL, *NPZ, "--forget", "lable:3"), 2, "is not of the form label=3"),
+    "empty forget": ((*SMALL, *NPZ, "--forget", "label="), 2, "is not of the form label=3"),
+    "nothing to forget": ((*SMALL, *NPZ), 2, "say what to forget"),
+    "twice": ((*SMALL, *NPZ, *FORGET, "--forget-ids", "ids.txt"), 2, "give one"),
+    "forget of nothing": ((*SMALL, *FORGET), 2, "--data SRC, which is missing"),
+    "half a pair": ((*SMALL, "--forget-data", "train.npz"), 2, "goes with --retain-data"),
+    "no ids": ((*SMALL, *NPZ, "--forget-ids", "gone.txt"), 1, "there is no file gone.txt"),
+    "bad ids": ((*SMALL, *NPZ, "--forget-ids", "broken/text.txt"), 1, "line 1: 'not a number'"),
+    "bad size": ((*SMALL, *NPZ, *FORGET, "--image-size", "big"), 2, "is not of the form 224"),
+    "no recipe": ((*SMALL, *NPZ, *FORGET, "--recipe", "gone.yaml"), 1, "there is no file gone.yaml"),
+    "list as recipe": ((*SMALL, *NPZ, *FORGET, "--recipe", "broken/no.yaml"), 1, "holds a list"),
+    "unknown key": ((*SMALL, *NPZ, *FORGET, "--recipe", "broken/typo.yaml"), 1, "Did you mean 'rank'"),
+    "bad flag": ((*SMALL, *NPZ, *FORGET, "--rank", "many"), 2, "rank='many' is not a whole number from 1"),
+    "bad word": ((*SMALL, *NPZ, *FORGET, "--basis", "lad"), 2, "Did you mean 'lda'"),
+    "bad layer": ((*SMALL, *NPZ, *FORGET, "--layers", "12"), 1, "there is no editable layer '12'"),
+    "bad verdict": ((*SMALL, *NPZ, *FORGET, "--on-verdict", "rais"), 2, "Did you mean 'raise'"),
+    "bad target": ((*SMALL, *NPZ, *FORGET, "--target", "2"), 2, "is not a share"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_run_says_what_is_wrong(here: Command, broken: Place, case: str) -> None:
+    arguments, code, message = CASES[case]
+    before = {entry.name for entry in broken.folder.iterdir()}
+    found = here("run", *arguments, *OUT)
+    assert found.code == code
+    assert message in " ".join(found.err.split())
+    assert "executed" not in found.out + found.err
+    assert "Traceback" not in found.err
+    assert {entry.name for entry in broken.folder.iterdir()} - before <= {"__pycache__"}
+
+
+def test_an_error_of_one_s_own_code_passes_through(here: Command, broken: Place) -> None:
+    with pytest.raises(ModuleNotFoundError, match="no_such_library"):
+        here("run", "--model", "broken.fails:build", *NPZ, *FORGET, *OUT)
+
+
+def test_debug_shows_where(here: Command) -> None:
+    with pytest.raises(FileError, match="there is no model 'nowhere'"):
+        here("run", "--model", "nowhere", *NPZ, *FORGET, *OUT, "--debug")
+
+
+def test_json_has_errors_too(here: Command) -> None:
+    found = here("run", "--model", "nowhere", *NPZ, *FORGET, *OUT, "--json")
+    assert found.json["exit_code"] == 1
+    assert "there is no model" in found.json["error"]
+
+
+def test_a_directory_that_is_not_empty_is_left_alone(here: Command, broken: Place, small_run: object) -> None:
+    ours = here("run", *SMALL, *NPZ, *FORGET, "--out", "small-run")
+    assert ours.code == 1
+    assert "pass --overwrite" in ours.err
+    for more in ((), ("--overwrite",)):
+        theirs = here("run", *SMALL, *NPZ, *FORGET, "--out", "broken/full", *more)
+        assert theirs.code == 1
+        assert "was not written by unmerge" in theirs.err
+    assert (broken / "broken" / "full" / "mine.txt").read_text() == "precious"
+    file = here("run", *SMALL, *NPZ, *FORGET, "--out", "ids.txt")
+    assert "expected a directory" in file.err
+
+
+def test_a_place_that_cannot_be_written_is_told_before_the_work(here: Command, place: Place) -> None:
+    # Also root, which may write anywhere else, cannot make a directory there.
+    found = here("run", *SMALL, *NPZ, *FORGET, "--out", "/proc/unmerge/out")
+    assert found.code == 1
+    assert "/proc/unmerge" in found.err
+    assert "Traceback" not in found.err
+
+
+def _little_room() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+
+@pytest.mark.parametrize("command", ["run", "apply"])
+def test_a_full_disk_leaves_nothing(unmerge: Command, place: Place, small_run: object, command: str) -> None:
+    arguments = {
+        "run": ("run", *SMALL, *NPZ, *FORGET, "--out", "full-disk"),
+        "apply": ("apply", "small-run", *SMALL, "--to", "full-disk"),
+    }[command]
+    found = unmerge(*arguments, preexec_fn=_little_room)
+    assert found.code == 1
+    assert "error: " in found.err
+    assert "Traceback" not in found.err
+    assert not [entry for entry in place.folder.iterdir() if "full-disk" in entry.name]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("apply", "images", *SMALL, "--to", "x"), 1, "holds no edit"),
+        (("apply", "small-run", *SMALL, "--to", "small-run"), 1, "--overwrite"),
+        (("apply", "small-run", *SMALL, "--to", "x", "--alpha", "-1"), 2, "--alpha"),
+        (("apply", "small-run", *SMALL, "--to", "x", "--recalibrate"), 2, "say what to forget"),
+        (("revert", "small-run", "--to", "x"), 1, "was not written by unmerge apply"),
+        (("report", "images"), 1, "is no output of unmerge run"),
+        (("evaluate", "--model", "resnet", *RESNET[2:], "--forget", "label=3", "--axes", "acuracy"), 2, "'accuracy'"),
+        (("evaluate", "--model", "resnet", *RESNET[2:], "--forget", "label=3", "--out", "t.xls"), 2, ".json, .csv"),
+        (("evaluate", "--model", "resnet", *RESNET[2:], "--forget", "label=3", "--out", "ids.json"), 1, "--overwrite"),
+        (("demo", "--digit", "12"), 2, "--digit"),
+        (("demo", "--out", "images"), 1, "was not written by unmerge"),
+    ],
+)
+def test_other_commands_say_what_is_wrong(
+    here: Command, place: Place, small_run: object, arguments: tuple[str, ...], code: int, message: str
+) -> None:
+    (place / "ids.json").write_text("{}")
+    found = here(*arguments)
+    assert found.code == code
+    assert message in found.err
+    assert not (place / "x").exists()
+
+
+def test_a_damaged_record_is_seen(here: Command, place: Place, small_run: object) -> None:
+    folder: Path = place / "damaged"
+    folder.mkdir()
+    (folder / "unmerge.json").write_text('{"base": {"tensors": {"a": "1"}, "checksum": "2"}}')
+    found = here("revert", "damaged", "--to", "x")
+    assert found.code == 1
+    assert "was changed after it was written" in found.err
