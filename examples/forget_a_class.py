@@ -1,6 +1,6 @@
 """Forget one class of a classifier: diagnose, edit, compare with a retrained model.
 
-    python examples/forget_a_class.py
+python examples/forget_a_class.py
 """
 
 import copy

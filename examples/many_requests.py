@@ -1,6 +1,6 @@
 """Many requests on one checkpoint: one pass over all data, then none, and edits that add up and come out again.
 
-    python examples/many_requests.py
+python examples/many_requests.py
 """
 
 import tempfile

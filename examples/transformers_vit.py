@@ -1,6 +1,6 @@
 """A Hugging Face vision transformer, and a label set that must stay: no row removed, alpha searched.
 
-    python examples/transformers_vit.py
+python examples/transformers_vit.py
 """
 
 import torch

@@ -11,6 +11,11 @@ from pathlib import Path
 import pytest
 from cli_place import SOURCE, Command, Place, Result, environment
 
+from unmerge import report
+from unmerge.cli.console import Common, Output
+from unmerge.cli.records import write_report
+from unmerge.report.extra import MissingExtra
+
 COMMANDS = ("demo", "diagnose", "run", "apply", "revert", "evaluate", "report", "bench")
 
 
@@ -80,3 +85,15 @@ def test_without_the_extra_it_says_what_to_type(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "pip install 'unmerge[cli]'" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_run_without_the_reports_packages_is_still_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def absent(*_: object) -> None:
+        raise MissingExtra("jinja2")
+
+    monkeypatch.setattr(report, "write", absent)
+    output = Output(Common())
+    assert not write_report(tmp_path, output)
+    assert "pip install 'unmerge[report]'" in capsys.readouterr().err

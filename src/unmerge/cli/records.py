@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from unmerge import report
 from unmerge.cli import recipes
 from unmerge.cli.console import Output
 from unmerge.cli.edits import write_norms
@@ -17,6 +18,7 @@ from unmerge.cli.run_directory import RECORD
 from unmerge.cli.work import Job, Measured
 from unmerge.diagnosis import Diagnosis
 from unmerge.files import replacing, write_json
+from unmerge.report.extra import MissingExtra
 from unmerge.version import VERSION
 
 _PACKAGES = ("torch", "safetensors", "numpy", "transformers")
@@ -84,9 +86,8 @@ def write_log(directory: Path, output: Output) -> None:
 def write_report(directory: Path, output: Output) -> bool:
     """The page, where its extra is installed; a run without it is still a run."""
     try:
-        from unmerge import report
-    except ImportError as error:
-        output.warn(f"no report was written ({error}). Type: pip install 'unmerge[report]', then unmerge report DIR")
+        report.write(directory)
+    except MissingExtra as error:
+        output.warn(f"no report was written: {error} Then type: unmerge report DIR")
         return False
-    report.write(directory)
     return True

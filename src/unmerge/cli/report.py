@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from unmerge import report as page
 from unmerge.cli.command import add
 from unmerge.cli.console import Output
 from unmerge.cli.run_directory import RECORD
@@ -22,10 +23,6 @@ def report(
     """Write report.html of a run again, for example after an update of unmerge; one file that opens offline."""
     if not (directory / RECORD).is_file():
         raise FileError(f"{directory} is no output of unmerge run: there is no {RECORD} in it.")
-    try:
-        from unmerge import report as page
-    except ImportError as error:
-        raise FileError(f"the report needs an extra ({error}). Type: pip install 'unmerge[report]'") from error
     page.write(directory)
     output.show(str(directory / "report.html"))
     output.result({"report": str(directory / "report.html")})
