@@ -554,3 +554,14 @@ def test_an_edit_says_what_it_is():
     edit = edit_of(cnn(), (3, 6, 6))
     assert repr(edit).startswith("Edit(blend, 3 layers")
     assert "removes classes [0]" in repr(edit)
+
+
+def test_a_notebook_shows_the_layers_and_the_choices() -> None:
+    model = mlp()
+    forget, retain = request((6,), forgotten=(0,), kept=(1, 2))
+    html = fit(model, [forget], [retain], init="zero")._repr_html_()
+    assert "<table>" in html
+    assert "<li>basis: blend" in html
+    assert "Edit(blend" in html
+    hostile = Edit({}, Recipe(), 1.0, provenance={"choices": {"<b>": "<script>"}})
+    assert "<script>" not in hostile._repr_html_()

@@ -592,7 +592,10 @@ def test_a_model_that_returns_no_logits_is_told_what_it_returned(
     assert search_alpha(edit, wrapped, pairs()).alpha == expected
     wrapped.kind = kind
     before = bits(wrapped)
-    with pytest.raises(DataError, match=rf"the model {returned} \(samples, classes\)\. Pass forward=.* or metric="):
+    with pytest.raises(
+        DataError,
+        match=rf"the model {returned} \(samples, classes\), alone or as \.logits\. Pass forward=.* or metric=",
+    ):
         search_alpha(edit, wrapped, pairs())
     assert same_bits(wrapped, before)
     found = search_alpha(edit, wrapped, pairs(), forward=lambda wrapped, batch: wrapped.inner(batch[0]))

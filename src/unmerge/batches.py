@@ -114,6 +114,18 @@ def logits_of(output: Any) -> Tensor | None:
     return output if isinstance(output, Tensor) else None
 
 
+def classifier_logits(output: Any, otherwise: str = "") -> Tensor:
+    """The logits (samples, classes) of a classifier's output; `otherwise` is what else can be typed without them."""
+    logits = logits_of(output)
+    if logits is None or logits.dim() != 2:
+        found = type(output).__name__ if logits is None else f"a tensor of shape {tuple(logits.shape)}"
+        raise DataError(
+            f"the model returned {found}; expected logits (samples, classes), alone or as .logits. Pass forward=, "
+            f"which returns them{otherwise}."
+        )
+    return logits
+
+
 def device_of(model: nn.Module) -> torch.device:
     return next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from html import escape
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from unmerge.layers import from_matrix, tensor_name
 from unmerge.normalization import evaluating, norm_inputs, norms_behind
 from unmerge.normalization import recalibrate as recalibrate_norms
 from unmerge.recipe import Recipe
+from unmerge.tables import html_table
 
 KIND = "edit"
 REMOVED_BIAS = -1e4  # finite in float16, and below any logit
@@ -239,6 +241,17 @@ class Edit:
             + (f", removes classes {list(self.removed)}" if self.removed else "")
             + ")"
         )
+
+    def _repr_html_(self) -> str:
+        rows = [
+            [name, str(layer.rank), " x ".join(map(str, layer.B.shape)), layer.shift_to or ""]
+            for name, layer in self.layers.items()
+        ]
+        table = html_table(["layer", "rank", "B", "constant goes to"], rows)
+        choices = "".join(
+            f"<li>{escape(name)}: {escape(why)}</li>" for name, why in self.provenance.get("choices", {}).items()
+        )
+        return f"<p>{escape(repr(self))}</p><ul>{choices}</ul>{table}"
 
     def _strength(self, alpha: float | None) -> float:
         alpha = self.alpha if alpha is None else alpha

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unmerge.batches import Forward, batches, check_rereadable, feed, labels_of, logits_of, on_device
+from unmerge.batches import Forward, batches, check_rereadable, classifier_logits, feed, labels_of, on_device
 from unmerge.edit import Edit
 from unmerge.errors import DataError, EditError, suggest, warn
 from unmerge.ledger import ledger_of
@@ -233,14 +233,7 @@ def accuracy(model: nn.Module, data: Iterable[Any], forward: Forward | None = No
 
 def _logits(model: nn.Module, batch: Any, forward: Forward | None) -> Tensor:
     output = feed(model, on_device(model, batch), forward)
-    logits = logits_of(output)
-    if logits is None or logits.dim() != 2:
-        found = type(output).__name__ if logits is None else f"a tensor of shape {tuple(logits.shape)}"
-        raise DataError(
-            f"the model returned {found}; expected logits (samples, classes). Pass forward=, which returns them, or "
-            "metric=, a function (model, data) -> number."
-        )
-    return logits
+    return classifier_logits(output, ", or metric=, a function (model, data) -> number")
 
 
 def _goal(

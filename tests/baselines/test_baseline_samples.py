@@ -114,7 +114,7 @@ def test_wrong_data_are_named(data, message):
 
 
 def test_a_model_that_returns_no_logits_is_named():
-    with pytest.raises(DataError, match=r"logits of shape \(2,\).*forward="):
+    with pytest.raises(DataError, match=r"a tensor of shape \(2,\).*forward="):
         gather(model, [forget], forward=lambda model, batch: model(batch[0])[:, 0])
     with pytest.raises(DataError, match="returned str"):
         gather(model, [forget], forward=lambda model, batch: "logits")

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from unmerge.baselines.copies import working_copy
 from unmerge.baselines.forgotten import forgotten_classes
-from unmerge.baselines.samples import Data, classifier_logits
-from unmerge.batches import Forward
+from unmerge.baselines.samples import Data
+from unmerge.batches import Forward, classifier_logits
 from unmerge.edit import REMOVED_BIAS
 
 

@@ -14,12 +14,12 @@ from unmerge.batches import (
     PROBE_SAMPLES,
     Forward,
     batches,
+    classifier_logits,
     device_of,
     feed,
     first_samples,
     inputs_of,
     labels_of,
-    logits_of,
     map_tensors,
     on_device,
 )
@@ -124,18 +124,6 @@ def class_count(model: nn.Module, batch: Any, forward: Forward | None) -> int:
     """How many classes the model tells apart: the width of its logits for a few samples."""
     with evaluating(model):
         return classifier_logits(feed(model, on_device(model, first_samples(batch, PROBE_SAMPLES)), forward)).shape[1]
-
-
-def classifier_logits(output: Any) -> Tensor:
-    """The logits (samples, classes) of a model's output."""
-    logits = logits_of(output)
-    if logits is None or logits.dim() != 2:
-        found = type(output).__name__ if logits is None else f"logits of shape {tuple(logits.shape)}"
-        raise DataError(
-            f"the model returned {found}; expected logits (samples, classes), alone or as .logits. Pass forward= "
-            "to return them."
-        )
-    return logits
 
 
 def check_labels(labels: Tensor, classes: int) -> None:

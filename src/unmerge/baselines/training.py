@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from unmerge.baselines.options import BaselineError, check_count, check_name, check_number
-from unmerge.baselines.samples import Augment, Samples, chunks, classifier_logits
-from unmerge.batches import Forward, device_of, feed
+from unmerge.baselines.samples import Augment, Samples, chunks
+from unmerge.batches import Forward, classifier_logits, device_of, feed
 from unmerge.errors import listing, suggest
 from unmerge.fingerprint import state_of
 
