@@ -283,3 +283,15 @@ def test_the_ridge_is_relative_to_the_mean_eigenvalue(count: int, features: int,
     assert torch.equal(factor, factor.tril())
     expected = reference.ridged(matrix, ridge)
     assert torch.allclose(factor @ factor.T, expected, rtol=1e-6, atol=1e-8 * matrix.abs().max().item())
+
+
+def test_lda_from_the_scatter_within_classes_is_lda_of_the_whole() -> None:
+    generator = torch.Generator().manual_seed(0)
+    within = torch.randn(40, 12, generator=generator, dtype=torch.float64)
+    between = 3 * torch.randn(5, 12, generator=generator, dtype=torch.float64)
+    shifts = torch.randn(2, 12, generator=generator, dtype=torch.float64)
+    scatter = within.mT @ within
+    ridged = scatter + 0.01 * scatter.diagonal().mean() * torch.eye(12)
+    found = bases.lda_within(bases.ridged_factor(scatter, 0.01), shifts, between)
+    expected = bases.lda(torch.linalg.cholesky(ridged + between.mT @ between), shifts)
+    assert torch.allclose(found @ found.mT, expected @ expected.mT, atol=1e-9)

@@ -60,6 +60,17 @@ def lda(factor: Tensor, shifts: Tensor) -> Tensor:
     return orthonormal(factor_solve(factor, shifts.mT).mT)
 
 
+def lda_within(factor: Tensor, shifts: Tensor, between: Tensor) -> Tensor:
+    """`lda` from the factor of the within-class scatter: that of all is it plus betweenᵀ between.
+
+    By Woodbury's identity, so that one factorisation serves `private_mean` too. between: rows √n_c (m_c − m_S).
+    """
+    inside, outside = factor_solve(factor, torch.cat([shifts, between]).mT).split([len(shifts), len(between)], dim=1)
+    system = between.double() @ outside
+    system.diagonal().add_(1)
+    return orthonormal((inside - outside @ torch.linalg.solve(system, between.double() @ inside)).mT)
+
+
 def contrastive(forget_scatter: Tensor, retain_scatter: Tensor, rank: int, ridge: float) -> Tensor:
     """Directions of most forget variance per retain variance: Σ_F v = ρ (Σ_R + μI) v, the forget one about m_R."""
     factor = ridged_factor(retain_scatter, ridge)

@@ -75,15 +75,19 @@ def _private(pools: Pools, recipe: Recipe) -> Directions:
 
 
 def _blended(pools: Pools, recipe: Recipe) -> Directions:
-    """The mean of the lda and private-mean edits: what one of them overdoes the other underdoes."""
-    probes = _group_directions(pools, recipe.but(basis="lda"))
+    """The mean of the lda and private-mean edits: what one of them overdoes the other underdoes.
+
+    Both take the ridge of the within-class scatter, so that one factorisation serves them.
+    """
+    factor = pools.within_factor(recipe.ridge)
+    probes = bases.lda_within(factor, pools.class_shifts, pools.between)
+    kept = bases.pca(pools.retain_scatter, recipe.retain_rank, pools.joint_basis(recipe.retain_rank))
+    own = solvers.exact(probes, probes.mT @ kept, recipe.lam, recipe.gamma)
     private = _private(pools, recipe)
-    own = solvers.exact(probes.forget, probes.forget.mT @ probes.retain, recipe.lam, recipe.gamma)
     if private.lift is None or private.rank == 0:  # the retain means span this input
-        return Directions(probes.forget, probes.retain, own)
-    basis, upper = torch.linalg.qr(torch.cat([probes.forget, private.forget], dim=1))
-    lift = torch.cat([own, private.lift], dim=1) @ upper.mT / 2
-    return Directions(basis, probes.retain, lift)
+        return Directions(probes, kept, own)
+    basis, upper = torch.linalg.qr(torch.cat([probes, private.forget], dim=1))
+    return Directions(basis, kept, torch.cat([own, private.lift], dim=1) @ upper.mT / 2)
 
 
 def _forget_basis(pools: Pools, recipe: Recipe) -> Tensor:

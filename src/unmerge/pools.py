@@ -108,11 +108,15 @@ class Pools:
         """The factor of S's scatter within its classes, with its ridge."""
 
         def within() -> Tensor:
-            rows, sums = self._joint_classes()
-            shifts = (sums / rows.unsqueeze(1) - self.joint.mean) * rows.sqrt().unsqueeze(1)
-            return self.joint.scatter.double() - shifts.mT @ shifts
+            return self.joint.scatter.double() - self.between.mT @ self.between
 
         return self._factor("within", ridge, within)
+
+    @cached_property
+    def between(self) -> Tensor:
+        """√n_c (m_c − m_S), one row a class of S: the part of its scatter that lies between classes."""
+        rows, sums = self._joint_classes()
+        return (sums / rows.unsqueeze(1) - self.joint.mean) * rows.sqrt().unsqueeze(1)
 
     def clusters(self, recipe: Recipe) -> tuple[list[Tensor], Tensor, Tensor]:
         """For CAV: each cluster's scatter about the pool's centre c, the rows n_j (m_j − c), and the retain scatter."""

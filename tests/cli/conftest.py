@@ -77,7 +77,10 @@ def unmerge(place: Place) -> Command:
     """The command in a process of its own, started in the folder."""
 
     def run(*arguments: object, more: dict[str, str] | None = None, **options: Any) -> Result:
-        command = [sys.executable, "-m", "unmerge.cli", *map(str, arguments)]
+        # The installed command where there is one; a source tree alone has the module.
+        script = Path(sys.executable).with_name("unmerge")
+        command = [str(script)] if script.is_file() else [sys.executable, "-m", "unmerge.cli"]
+        command += map(str, arguments)
         around = environment() | (more or {})
         done = subprocess.run(
             command, cwd=place.folder, env=around, capture_output=True, text=True, timeout=300, **options
