@@ -61,15 +61,14 @@ def _group_directions(pools: Pools, recipe: Recipe) -> Directions:
         nothing = pools.retain_mean.new_zeros(len(pools.retain_mean), 0)
         return Directions(nothing, nothing, nothing if recipe.basis in ("blend", "private-mean") else None)
     if recipe.basis == "private-mean":
-        return _private(pools, recipe)
+        return _private(pools, pools.within_factor(recipe.ridge))
     if recipe.basis == "blend":
         return _blended(pools, recipe)
     start = pools.joint_basis(recipe.retain_rank)
     return Directions(_forget_basis(pools, recipe), bases.pca(pools.retain_scatter, recipe.retain_rank, start))
 
 
-def _private(pools: Pools, recipe: Recipe) -> Directions:
-    factor = pools.within_factor(recipe.ridge)
+def _private(pools: Pools, factor: Tensor) -> Directions:
     basis, lift = bases.private_mean(factor, pools.class_shifts, pools.retain_class_shifts)
     return Directions(basis, basis[:, :0], lift)
 
@@ -83,7 +82,7 @@ def _blended(pools: Pools, recipe: Recipe) -> Directions:
     probes = bases.lda_within(factor, pools.class_shifts, pools.between)
     kept = bases.pca(pools.retain_scatter, recipe.retain_rank, pools.joint_basis(recipe.retain_rank))
     own = solvers.exact(probes, probes.mT @ kept, recipe.lam, recipe.gamma)
-    private = _private(pools, recipe)
+    private = _private(pools, factor)
     if private.lift is None or private.rank == 0:  # the retain means span this input
         return Directions(probes, kept, own)
     basis, upper = torch.linalg.qr(torch.cat([probes, private.forget], dim=1))
