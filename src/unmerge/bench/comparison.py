@@ -7,6 +7,7 @@ import inspect
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -110,7 +111,7 @@ def methods(
         ("unmerge", Recipe()),
         ("unmerge, no row removed", Recipe(head="edit")),
     ):
-        yield name, lambda recipe=recipe: edited(task, recipe)  # type: ignore[misc]
+        yield name, partial(edited, task, recipe)
 
 
 def edited(task: Task, recipe: Recipe, recalibrate: bool = True, by_reference: bool = False) -> nn.Module:
