@@ -62,7 +62,7 @@ def test_private_mean_brings_its_own_coefficients_instead_of_a_retain_span() -> 
 
 
 @pytest.mark.parametrize("build", ["mlp", "cnn"])
-def test_blend_is_the_mean_of_the_lda_and_private_mean_edits(build: str) -> None:
+def test_blend_is_the_mean_of_the_lda_projection_and_the_private_mean_edit(build: str) -> None:
     model, shape = (networks.mlp((6, 8, 5)), (6,)) if build == "mlp" else (networks.cnn(), (3, 6, 6))
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(60, *shape, generator=generator, dtype=torch.float64)
@@ -70,7 +70,7 @@ def test_blend_is_the_mean_of_the_lda_and_private_mean_edits(build: str) -> None
     inputs += labels.reshape(-1, *[1] * len(shape)) / 2
     forget, retain = ([(inputs[part], labels[part])] for part in (labels < 2, labels >= 2))
     # Next to no ridge: blend has one for both, relative to the scatter within classes.
-    shared = Recipe(skip_layers=0, head="edit", ridge=1e-9)
+    shared = Recipe(skip_layers=0, head="edit", ridge=1e-9, lam=0)
     edits = {
         basis: fit(model, forget, retain, init="zero", recipe=shared.but(basis=basis))
         for basis in ("blend", "lda", "private-mean")

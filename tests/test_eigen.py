@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from unmerge.eigen import Product, captured, top_eigenpairs
+from unmerge.eigen import Product, captured, swept, top_eigenpairs
 
 SIZE = 1200  # above 1024, where a full decomposition is no longer made
 RANK = 24
@@ -76,6 +76,17 @@ def test_large_matrices_keep_the_energy_of_a_full_decomposition(name: str, dtype
     assert energy_share(matrix, vectors, SPECTRA[name]) > 0.9998
     assert (values.diff() <= 1e-6 * values[0]).all()
     assert torch.allclose(values.sum(), captured(matrix.double(), vectors), rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("name", SPECTRA)
+def test_the_way_for_a_gpu_finds_the_energy_or_gives_up(name: str, dtype: torch.dtype) -> None:
+    matrix = with_spectrum(SPECTRA[name]).to(dtype)
+    found = swept(matrix.__matmul__, RANK, matrix)
+    assert (found is not None) == (name in ("exponential", "power law"))
+    if found is not None:
+        assert is_orthonormal(found[1])
+        assert energy_share(matrix, found[1], SPECTRA[name]) > 0.9998
 
 
 @pytest.mark.parametrize("height", [0.0005, 0.002, 0.004, 0.01])

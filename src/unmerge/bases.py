@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from unmerge.eigen import top_eigenpairs
+from unmerge.orthonormal import NEGLIGIBLE, orthonormal_rows, outside, spanning, thin_qr
 
 # Below this share of the largest eigenvalue there is only rounding.
 _NOISE = {torch.float32: 1e-6, torch.float64: 1e-12}
-NEGLIGIBLE = 1e-6
 
 
 def pca(scatter: Tensor, rank: int, start: Tensor | None = None) -> Tensor:
@@ -39,7 +39,7 @@ def deflated_pca(forget_scatter: Tensor, retain_basis: Tensor, rank: int) -> Ten
     top = top_eigenpairs(scatter, 1)[0]
     found = vectors[:, values > _NOISE[forget_scatter.dtype] * top]
     # What rounding left of the retain directions.
-    return orthonormal((found - retain_basis @ (retain_basis.mT @ found)).mT)
+    return orthonormal_rows((found - retain_basis @ (retain_basis.mT @ found)).mT)
 
 
 def cav(forget_scatters: Sequence[Tensor], retain_scatter: Tensor, shifts: Tensor, ridge: float) -> Tensor:
@@ -52,12 +52,14 @@ def cav(forget_scatters: Sequence[Tensor], retain_scatter: Tensor, shifts: Tenso
         factor_solve(ridged_factor(scatter.double() + retain_scatter.double(), ridge), shift.unsqueeze(-1))[:, 0]
         for scatter, shift in zip(forget_scatters, shifts, strict=True)
     ]
-    return orthonormal(torch.stack(probes)) if probes else retain_scatter.new_zeros(len(retain_scatter), 0).double()
+    return (
+        orthonormal_rows(torch.stack(probes)) if probes else retain_scatter.new_zeros(len(retain_scatter), 0).double()
+    )
 
 
 def lda(factor: Tensor, shifts: Tensor) -> Tensor:
     """orth(Σ⁻¹ (m_c − m_R)) with one covariance for all classes, given by its factor (`ridged_factor`)."""
-    return orthonormal(factor_solve(factor, shifts.mT).mT)
+    return orthonormal_rows(factor_solve(factor, shifts.mT).mT)
 
 
 def lda_within(factor: Tensor, shifts: Tensor, between: Tensor) -> Tensor:
@@ -65,10 +67,11 @@ def lda_within(factor: Tensor, shifts: Tensor, between: Tensor) -> Tensor:
 
     By Woodbury's identity, so that one factorisation serves `private_mean` too. between: rows √n_c (m_c − m_S).
     """
-    inside, outside = factor_solve(factor, torch.cat([shifts, between]).mT).split([len(shifts), len(between)], dim=1)
-    system = between.double() @ outside
+    probes, spread = factor_solve(factor, torch.cat([shifts, between]).mT).split([len(shifts), len(between)], dim=1)
+    system = between.double() @ spread
     system.diagonal().add_(1)
-    return orthonormal((inside - outside @ torch.linalg.solve(system, between.double() @ inside)).mT)
+    small = torch.linalg.cholesky_ex(system)[0]  # never fails: the identity is in it
+    return orthonormal_rows((probes - spread @ factor_solve(small, between.double() @ probes)).mT)
 
 
 def contrastive(forget_scatter: Tensor, retain_scatter: Tensor, rank: int, ridge: float) -> Tensor:
@@ -84,7 +87,7 @@ def contrastive(forget_scatter: Tensor, retain_scatter: Tensor, rank: int, ridge
     if len(values) == 0 or values[0] <= 0:
         return vectors[:, :0]
     vectors = vectors[:, values > _NOISE[forget_scatter.dtype] * values[0]]
-    return orthonormal(torch.linalg.solve_triangular(factor.mT, vectors, upper=True).mT)
+    return orthonormal_rows(torch.linalg.solve_triangular(factor.mT, vectors, upper=True).mT)
 
 
 def private_mean(factor: Tensor, forget_shifts: Tensor, retain_shifts: Tensor) -> tuple[Tensor, Tensor]:
@@ -93,17 +96,16 @@ def private_mean(factor: Tensor, forget_shifts: Tensor, retain_shifts: Tensor) -
     factor: L with L Lᵀ the within-class covariance; shifts: rows m_c − m_R. With the mean preserved every retain
     class mean keeps its response. Empty where the retain means span the whole input.
     """
-    size = factor.shape[-1]
-    whitened = torch.linalg.solve_triangular(factor, forget_shifts.mT, upper=False)
-    retained = torch.linalg.solve_triangular(factor, retain_shifts.mT, upper=False)
-    # A single retained class has its mean at m_R: what is left of it is rounding and spans nothing.
-    span = spanning(retained, at_least=1e-9 * whitened.norm())
-    private = whitened - span @ (span.mT @ whitened)
-    private = private - span @ (span.mT @ private)
-    directions = spanning(private, at_least=NEGLIGIBLE * whitened.norm())
-    if span.shape[1] >= size or directions.shape[1] == 0:
-        return factor.new_zeros(size, 0), factor.new_zeros(size, 0)
-    basis, upper = torch.linalg.qr(torch.linalg.solve_triangular(factor.mT, directions, upper=True))
+    whitened, retained = torch.linalg.solve_triangular(
+        factor, torch.cat([forget_shifts, retain_shifts]).mT, upper=False
+    ).split([len(forget_shifts), len(retain_shifts)], dim=1)
+    size = whitened.norm()
+    # Retained classes whose mean is m_R, as that of a single one, leave rounding, which spans nothing.
+    private = outside(whitened, retained, at_least=1e-9 * size)
+    directions = spanning(private, at_least=NEGLIGIBLE * size)
+    if directions.shape[1] == 0:
+        return directions, directions
+    basis, upper = thin_qr(torch.linalg.solve_triangular(factor.mT, directions, upper=True))
     return basis, factor @ directions @ upper.mT
 
 
@@ -118,29 +120,3 @@ def ridged_factor(matrix: Tensor, ridge: float) -> Tensor:
 
 def factor_solve(factor: Tensor, right: Tensor) -> Tensor:
     return torch.cholesky_solve(right.double(), factor)
-
-
-def spanning(columns: Tensor, at_least: Tensor) -> Tensor:
-    """Left singular vectors of some columns: those above 1e-6 of the largest singular value and `at_least`."""
-    # By way of the small Gram matrix: a tall SVD on a GPU takes longer than all the rest.
-    values, rotation = torch.linalg.eigh((columns.mT @ columns).cpu())
-    sizes = values.clamp_min(0).sqrt()
-    kept = (sizes > NEGLIGIBLE * sizes[-1:]) & (sizes > at_least.cpu())
-    rotation = rotation[:, kept].flip(1).to(columns.device)
-    # Once more by QR, since the Gram resolves small values less well than the columns do.
-    return torch.linalg.qr(columns @ rotation)[0]
-
-
-def orthonormal(probes: Tensor) -> Tensor:
-    """Rows to orthonormal columns in order; a row that earlier ones explain to 1e-6 is dropped."""
-    rows = probes.double().cpu()  # every step needs the one before it, and each is too small for a GPU
-    found = torch.zeros_like(rows)
-    count = 0
-    for row in rows:
-        left = row
-        for _ in range(2):  # once more, since the first pass leaves rounding of the size of the row
-            left = left - (found[:count] @ left) @ found[:count]
-        if left.norm() > NEGLIGIBLE * row.norm():
-            found[count] = left / left.norm()
-            count += 1
-    return found[:count].mT.contiguous().to(probes.device)

@@ -19,7 +19,7 @@ from unmerge.eigen import top_eigenpairs
 from unmerge.files import write_json
 from unmerge.fingerprint import fingerprint, state_of
 from unmerge.initial import Init, task_vectors
-from unmerge.layers import tensor_name, weight_matrix
+from unmerge.layers import layer_of, weight_matrix
 from unmerge.ledger import as_collected
 from unmerge.moments import full_precision
 from unmerge.origin import Origin, origin_of
@@ -55,7 +55,7 @@ class LayerDiagnosis:
     overlaps: list[float]  # of the recipe's own forget directions with the retain span
     captured: float  # share of the forget variance that they hold
     cosines: list[float]  # of the principal angles between the spans
-    gains: list[float]  # what the exact solver keeps along each (Corollary 1)
+    gains: list[float]  # what the exact solver keeps along each (Corollary 1); none for closed forms without a solver
     forget_rank: float  # effective ranks
     retain_rank: float
     forget_spectrum: list[float]  # leading eigenvalues as shares of the variance
@@ -179,8 +179,7 @@ def _diagnose(
     others = None if control is None else control_request(request, control)
     with full_precision(), torch.no_grad():
         found = {
-            name: _layer(request, name, model, vectors[tensor_name(name, "weight")], recipe, strength, name in edited)
-            for name in names
+            name: _layer(request, name, model, vectors.of(name), recipe, strength, name in edited) for name in names
         }
         random = None if others is None else {name: separability(others.pools(name)) for name in edited}
     verdict = verdict_of(
@@ -196,7 +195,7 @@ def _diagnose(
 def _layer(
     request: Request, name: str, model: nn.Module, difference: Tensor, recipe: Recipe, alpha: float, edited: bool
 ) -> LayerDiagnosis:
-    module = model.get_submodule(name)
+    module = layer_of(model, name)
     groups = request.pools(name)
     vector = weight_matrix(module, difference).double()
     weight = weight_matrix(module).detach().to(vector)
@@ -241,6 +240,9 @@ def _group(pools: Pools, matrices: Sequence[Tensor], recipe: Recipe, alpha: floa
     )
     # A group with fewer directions than others has zero columns.
     basis, kept = (columns[:, columns.any(0)] for columns in (basis, kept))
+    solved = kept.shape[1] > 0
+    if not solved:  # closed forms protect no retain directions, but overlap with them all the same
+        kept = bases.pca(retain_scatter, recipe.retain_rank, pools.joint_basis(recipe.retain_rank))
     coefficients = coefficients[:, : basis.shape[1]]
     angles = geometry.cosines(basis, kept)
     edit = coefficients @ basis.mT
@@ -249,7 +251,7 @@ def _group(pools: Pools, matrices: Sequence[Tensor], recipe: Recipe, alpha: floa
     return {
         "overlaps": geometry.overlaps(basis, kept).tolist(),
         "cosines": angles.tolist(),
-        "gains": geometry.gains(angles, recipe.lam, recipe.gamma).tolist(),
+        "gains": geometry.gains(angles, recipe.lam, recipe.gamma).tolist() if solved else [],
         "captured": geometry.captured_share(forget_scatter, basis).item(),
         "forget_rank": geometry.effective_rank(forget_scatter).item(),
         "retain_rank": geometry.effective_rank(retain_scatter).item(),

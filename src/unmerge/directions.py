@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from unmerge import bases, solvers
+from unmerge.orthonormal import thin_qr
 from unmerge.pools import Pools
 from unmerge.recipe import Recipe
 
@@ -74,19 +75,17 @@ def _private(pools: Pools, factor: Tensor) -> Directions:
 
 
 def _blended(pools: Pools, recipe: Recipe) -> Directions:
-    """The mean of the lda and private-mean edits: what one of them overdoes the other underdoes.
+    """The mean of two edits, the projection on the lda directions and private-mean: where one overdoes, one underdoes.
 
-    Both take the ridge of the within-class scatter, so that one factorisation serves them.
+    Both take the ridge of the within-class scatter, so that one factorisation serves them; neither needs a solver.
     """
     factor = pools.within_factor(recipe.ridge)
     probes = bases.lda_within(factor, pools.class_shifts, pools.between)
-    kept = bases.pca(pools.retain_scatter, recipe.retain_rank, pools.joint_basis(recipe.retain_rank))
-    own = solvers.exact(probes, probes.mT @ kept, recipe.lam, recipe.gamma)
     private = _private(pools, factor)
     if private.lift is None or private.rank == 0:  # the retain means span this input
-        return Directions(probes, kept, own)
-    basis, upper = torch.linalg.qr(torch.cat([probes, private.forget], dim=1))
-    return Directions(basis, kept, torch.cat([own, private.lift], dim=1) @ upper.mT / 2)
+        return Directions(probes, probes[:, :0], probes)
+    basis, upper = thin_qr(torch.cat([probes, private.forget], dim=1))
+    return Directions(basis, basis[:, :0], torch.cat([probes, private.lift], dim=1) @ upper.mT / 2)
 
 
 def _forget_basis(pools: Pools, recipe: Recipe) -> Tensor:

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from unmerge.accumulation import LayerStatistics
-from unmerge.bases import NEGLIGIBLE, ridged_factor
+from unmerge.bases import ridged_factor
 from unmerge.eigen import top_eigenpairs
 from unmerge.errors import DataError
 from unmerge.kmeans import kmeans
 from unmerge.moments import Moments
+from unmerge.orthonormal import NEGLIGIBLE
 from unmerge.recipe import Recipe
 from unmerge.statistics import Statistics
 
@@ -86,13 +87,13 @@ class Pools:
 
     @cached_property
     def retain_class_shifts(self) -> Tensor:
-        """m_r − m_R, one row a retained class."""
+        """m_r − m_R, one row a retained class but for the last: the others imply it, m_R being the mean of all."""
         if not self._kept.classes:
             raise DataError(
                 "basis='private-mean' needs a class label with every retain sample, but there are none. "
                 "Give batches as (inputs, labels), or use basis='lda'."
             )
-        return self._class_means(self._kept, forgotten=False)[1] - self.retain_mean
+        return self._class_means(self._kept, forgotten=False)[1][:-1] - self.retain_mean
 
     def joint_factor(self, ridge: float) -> Tensor:
         """The factor of S's scatter with its ridge; what is made of it does not depend on its scale."""
@@ -155,14 +156,18 @@ class Pools:
         if joint is not None and joint.classes:
             layer = joint[self._layer]
             return layer.class_rows, self._grouped(layer.class_sums)
-        rows: dict[int | None, Tensor] = {}
-        sums: dict[int | None, Tensor] = {}
-        for source in (self._lost, self._kept):
-            counts, means = self._class_means(source, forgotten=source is self._lost)
-            for label, count, mean in zip(source.classes or (None,), counts, means, strict=True):
-                rows[label] = rows.get(label, 0) + count
-                sums[label] = sums.get(label, 0) + count * mean
-        return torch.stack(list(rows.values())), torch.stack(list(sums.values()))
+        sides = [
+            (source.classes or (None,), *self._class_means(source, forgotten=source is self._lost))
+            for source in (self._lost, self._kept)
+        ]
+        place = {label: i for i, label in enumerate(dict.fromkeys(label for labels, _, _ in sides for label in labels))}
+        rows = sides[0][1].new_zeros(len(place))
+        sums = sides[0][2].new_zeros(len(place), *sides[0][2].shape[1:])
+        for labels, counts, means in sides:
+            places = torch.tensor([place[label] for label in labels], device=rows.device)
+            rows.index_add_(0, places, counts)
+            sums.index_add_(0, places, counts.unsqueeze(1) * means)
+        return rows, sums
 
     def _factor(self, name: str, ridge: float, matrix: Callable[[], Tensor]) -> Tensor:
         return self._kept_with_joint((name, ridge), lambda: ridged_factor(matrix(), ridge))

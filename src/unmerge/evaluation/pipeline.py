@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from unmerge.batches import Forward, check_rereadable
@@ -56,6 +57,7 @@ def evaluate(
     seed: int = 0,
     draws: int = 1000,
     level: float = 0.95,
+    device: torch.device | str | None = None,
     options: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Evaluation:
     """Every axis for every model, beside the retrained model and a second one that shows the noise.
@@ -65,6 +67,7 @@ def evaluate(
     features: the layer with the features: "avgpool" (its output) or "fc:input"; by default the last linear's input.
     groups: name -> (split, classes or a tensor with a mask or indexes), each with its own accuracy.
     init: the weights before fine-tuning ("zero", a state dict, a module or a path), for the task vectors.
+    device: where features are compared, such as "cuda"; by default where each model is, for `Outputs` the CPU.
     options: keyword arguments of an axis, such as {"membership": {"mode": "reference"}}.
     """
     if not (isinstance(seed, int) and seed >= 0 and draws >= 1 and 0 < level < 1):
@@ -87,7 +90,7 @@ def evaluate(
         if name == next(iter(rows)):
             first = found
             _warn_of_overlap(found)
-        subject = Subject(name, aligned(found, first, name), model if isinstance(model, nn.Module) else None)
+        subject = Subject(name, aligned(found, first, name), model if isinstance(model, nn.Module) else None, device)
         if reference is not None and name == REFERENCE:
             retrained = subject
         for axis, keywords in chosen.items():

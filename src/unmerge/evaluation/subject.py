@@ -22,9 +22,12 @@ class Subject:
     name: str
     outputs: Outputs
     module: nn.Module | None = None  # None where only outputs were given
+    measured_on: torch.device | str | None = None  # where its features are compared; by default where the module is
 
     @property
     def device(self) -> torch.device:
+        if self.measured_on is not None:
+            return torch.device(self.measured_on)
         return torch.device("cpu") if self.module is None else device_of(self.module)
 
 
