@@ -41,7 +41,7 @@ def _skip() -> Rows:
 def _lambda() -> Rows:
     for lam in (1, 5, 10, 20, 50):
         yield f"cav-kmeans, lambda {lam}", Recipe.paper("cav-kmeans").but(lam=lam, alpha=None)
-        yield f"default, lambda {lam}", Recipe(lam=lam)
+        yield f"lda, lambda {lam}", Recipe(basis="lda", lam=lam)
 
 
 ABLATIONS: dict[str, Callable[[], Rows]] = {

@@ -88,6 +88,10 @@ class Benchmark:
 
     def run(self) -> Evaluation:
         """All methods beside the reference, with what the paper has."""
+        return self._judged(*self.answers())
+
+    def answers(self) -> tuple[Task, dict[str, Outputs], dict[str, float], Outputs, Outputs | None]:
+        """What every method's model answers and the seconds it took to make, the reference, and the noise floor."""
         forgotten, classes = self._request()
         retain = self.data.train.where(~forgotten)
         model = self._network(f"finetuned-{self.options.seed}", self.data.train, self.options.seed)
@@ -115,7 +119,7 @@ class Benchmark:
             chosen = {name: chosen[name] for name in self.options.only}
         for name, method in chosen.items():
             found[name], seconds[name] = self._timed_outputs(name, method, task)
-        return self._judged(task, found, seconds, answers, floor)
+        return task, found, seconds, answers, floor
 
     def _judged(
         self,
@@ -125,7 +129,9 @@ class Benchmark:
         reference: Outputs,
         floor: Outputs | None,
     ) -> Evaluation:
-        evaluation = evaluate(found, reference, task.splits, AXES, floor, seed=self.options.seed)
+        evaluation = evaluate(
+            found, reference, task.splits, AXES, floor, seed=self.options.seed, device=self.options.device
+        )
         timed = {name: {"seconds": Figure(value)} for name, value in seconds.items()}
         tables = {**evaluation.tables, "seconds": Table("seconds", [Column("seconds", None, 2)], timed)}
         tables = {"summary": comparison.summary(tables), **tables}

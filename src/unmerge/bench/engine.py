@@ -119,6 +119,8 @@ def measure(
     print(f"first request: passes             {passes:9.3f} s   {passes / plain:.2f}x a plain forward")
     print(f"               bases and solve    {fit_seconds:9.3f} s")
     print(f"               in all             {passes + fit_seconds:9.3f} s   {(passes + fit_seconds) / plain:.2f}x")
+    if device.type == "cuda":
+        _print_matrix_rate(whole, passes - plain, timed)
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "all.safetensors"
@@ -132,10 +134,11 @@ def measure(
     def next_edit() -> unmerge.Edit:
         return unmerge.fit(model, following, loaded - following, init="zero", recipe=recipe)
 
-    _, next_fit = timed(next_edit, SOLVE_REPEATS)
+    next_made, next_fit = timed(next_edit, SOLVE_REPEATS)
     print(f"next request:  pass over F        {next_part:9.3f} s   {next_part / plain_forget:.2f}x a plain forward")
     print(f"               in all             {next_part + next_fit:9.3f} s   (factors of S cached)")
-    for basis in ("lda", "private-mean"):
+    print(f"               seconds a phase    {next_made.provenance['seconds']}")
+    for basis in ("blend", "lda", "private-mean"):
         recipe = unmerge.Recipe(basis=basis)
         label = sorted(whole.classes)[0]
 
@@ -165,6 +168,23 @@ def compare_with_eigh(retain: unmerge.Statistics, edit: unmerge.Edit, own: float
         worst = min(worst, (captured(scatter, found) / captured(scatter, best)).item())
     print(f"float64 eigh of the same matrices {seconds:9.3f} s   {seconds / own:.1f}x bases and solve")
     print(f"captured energy, worst layer      {100 * worst:9.4f} %")
+
+
+def _print_matrix_rate(whole: unmerge.Statistics, seconds: float, timed: Callable[..., Any]) -> None:
+    """How near the Gram products come to the rate of a large product, all time beyond a plain forward being theirs."""
+    # Half of each symmetric product; layers that share their input share one.
+    shapes = {id(layer): (layer.moments.n, layer.moments.mean.numel()) for layer in whole.layers.values()}
+    operations = sum(rows * width**2 for rows, width in shapes.values())
+    size = 8192
+    square = torch.randn(size, size, device="cuda", dtype=torch.bfloat16)
+    _, one = timed(lambda: square @ square, 5)
+    peak = 2 * size**3 / one
+    rate = operations / seconds
+    print(
+        f"               Gram products      {operations / 1e12:9.1f} TFLOP in {seconds:.3f} s beyond the forward: ",
+        end="",
+    )
+    print(f"{rate / 1e12:.0f} TFLOP/s, {100 * rate / peak:.0f} % of the measured {peak / 1e12:.0f}")
 
 
 def edited_layers(model: nn.Module) -> list[str]:

@@ -128,12 +128,13 @@ def _grid(model: nn.Module, head: str) -> Iterator[tuple[str, unmerge.Recipe]]:
     """Depths from the classifier alone to everything, ranks of what is protected, weights of its protection."""
     count = len(candidates(model)) - 1
     depths = {count: "head only", count - max(1, count // 4): "last quarter", count // 2: "last half", 0: "all layers"}
+    for skip, depth in depths.items():
+        for basis in ("blend", "private-mean"):  # which protect without a rank or a weight
+            yield f"{basis}, {depth}", unmerge.Recipe(basis=basis, skip_layers=skip, head=head)
     for (skip, depth), rank, lam in itertools.product(depths.items(), RANKS, LAMBDAS):
         if rank == 16 or depth == "last quarter":
-            recipe = unmerge.Recipe(basis="blend", skip_layers=skip, retain_rank=rank, lam=lam, head=head)
-            yield f"blend, {depth}, rank {rank}, lambda {lam:g}", recipe
-    for basis in ("lda", "private-mean"):
-        yield f"{basis}, last quarter", unmerge.Recipe(basis=basis, head=head)
+            recipe = unmerge.Recipe(basis="lda", skip_layers=skip, retain_rank=rank, lam=lam, head=head)
+            yield f"lda, {depth}, rank {rank}, lambda {lam:g}", recipe
     for basis in ("pca", "contrastive"):
         for rank in (4, 16):
             yield f"{basis}, last quarter, rank {rank}, lambda 10", unmerge.Recipe(basis=basis, rank=rank, head=head)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
@@ -30,7 +33,9 @@ def train(
     """
     device = data.images.device
     torch.manual_seed(seed)
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=weight_decay, nesterov=True)
+    on_gpu = device.type == "cuda"
+    settings: dict[str, Any] = {"momentum": 0.9, "weight_decay": weight_decay, "nesterov": True, "fused": on_gpu}
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, **settings)
     batches = max(1, len(data) // batch_size)
     rates: torch.optim.lr_scheduler.LRScheduler
     if schedule == "cosine":
@@ -38,17 +43,18 @@ def train(
     else:
         rates = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=epochs * batches, pct_start=0.2)
     padded = nn.functional.pad(data.images, (_PADDING,) * 4)
-    half = device.type == "cuda"
     model.train()
+    logits_of_batch: Callable[..., Any] = _Logits(model)
+    if on_gpu:
+        some = augmented(padded, torch.arange(batch_size, device=device) % len(data), data.images.shape[-1])
+        # A step of small kernels is bound by their launches, which a recorded graph makes in one.
+        logits_of_batch = torch.cuda.make_graphed_callables(logits_of_batch, (some,))
     progress = tqdm(total=epochs * batches, desc=what, unit="batch", disable=None, leave=False)
     for _ in range(epochs):
         order = torch.randperm(len(data), device=device)
         for chosen in order[: batches * batch_size].split(batch_size):
             images = augmented(padded, chosen, data.images.shape[-1])
-            with torch.autocast(device.type, torch.bfloat16, enabled=half):
-                logits = logits_of(model(images))
-                assert logits is not None
-                loss = nn.functional.cross_entropy(logits, data.labels[chosen])
+            loss = nn.functional.cross_entropy(logits_of_batch(images), data.labels[chosen])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -56,6 +62,21 @@ def train(
             progress.update()
     progress.close()
     return model.eval()
+
+
+class _Logits(nn.Module):
+    """The model's logits in float32, computed in bfloat16 on a GPU."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> Tensor:
+        # Without a cache, since a recorded graph must cast the weights as they are at each replay.
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=images.is_cuda, cache_enabled=False):
+            logits = logits_of(self.model(images))
+        assert logits is not None
+        return logits.float()
 
 
 def augmented(padded: Tensor, chosen: Tensor, size: int) -> Tensor:
