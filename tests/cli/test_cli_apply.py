@@ -32,6 +32,9 @@ def test_a_hugging_face_model_is_applied_and_reverted(
     assert "without classes three, five" in (place / "resnet-new" / "README.md").read_text()
     record = json.loads((place / "resnet-new" / "unmerge.json").read_text())
     assert record["base"]["directory"] == str((place / "resnet").resolve())
+    (place / "usual").touch()
+    usual = (place / "usual").stat().st_mode
+    assert {entry.stat().st_mode for entry in (place / "resnet-new").iterdir()} == {usual}
 
     model = ResNetForImageClassification.from_pretrained(place / "resnet")
     edit = library.Edit.load(place / "resnet-run" / "edit")
@@ -111,6 +114,7 @@ def test_evaluate_prints_and_writes_tables(unmerge: Command, place: Place, resne
     models = ("--model", "base=resnet", "--edit", "edited=resnet-run", "--reference", "resnet", "--test", "images")
     found = unmerge("evaluate", *models, *RESNET[2:], *options, "--out", "table.csv", "--out", "table.json")
     assert found.code == 0, found.err
+    assert found.out.startswith("summary\n")
     assert "ToW" in found.out
     assert "samples of split 'forget' are in split 'test' too" in found.err
     assert "| edited |" in (place / "table.md").read_text()
@@ -119,3 +123,18 @@ def test_evaluate_prints_and_writes_tables(unmerge: Command, place: Place, resne
     rows = json.loads((place / "table.json").read_text())["tables"]["accuracy"]["rows"]
     assert rows["edited"]["forget"]["value"] == 0
     assert rows["base"]["forget"]["value"] > 0.9
+
+
+def test_evaluate_prints_the_summary_or_every_table(here: Command, resnet_run: object) -> None:
+    command = ("evaluate", "--model", "resnet", *RESNET[2:], "--forget", "label=three", "--axes")
+    short, full = here(*command, "accuracy,calibration"), here(*command, "accuracy,calibration", "--tables")
+    assert "\ncalibration\n" not in short.out
+    assert "--tables prints all 2 tables" in short.out
+    assert "\ncalibration\n" in full.out
+    assert "summary" not in full.out
+    assert here(*command, "calibration").out.startswith("calibration\n")
+
+
+def test_an_edit_that_is_not_there_is_named(here: Command) -> None:
+    found = here("evaluate", "--model", "resnet", "--edit", "nope", *RESNET[2:], "--forget", "label=three")
+    assert (found.code, "there is no folder nope" in found.err) == (1, True)

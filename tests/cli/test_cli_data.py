@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
-from pickle import PicklingError
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from cli_place import WORDS, Place, as_bytes
+from cli_place import SMALL, WORDS, Command, Place, as_bytes
+from PIL import Image
 
 from unmerge.bench.digits import load_digits
-from unmerge.cli.data import Arrays, Folder
+from unmerge.cli.data import Arrays, Folder, OnDisk, source_of
 from unmerge.cli.images import Preprocessing, preprocessing_of
 from unmerge.cli.parts import Filtered, Part, pictures_of, some_of
+from unmerge.errors import DataError, FileError
 
 
 def test_bytes_are_images_and_numbers_are_left_alone(tmp_path: Path) -> None:
@@ -110,26 +113,80 @@ def test_a_mapping_of_arrays_feeds_keyword_arguments(tmp_path: Path) -> None:
     assert batch["input_ids"].shape == (2, 3)
 
 
-@pytest.mark.filterwarnings("ignore")  # of the library itself
-def test_a_dataset_on_disk(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets")
-    from PIL import Image
+@pytest.fixture(scope="module")
+def datasets() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the library itself
+        return pytest.importorskip("datasets")
 
-    from unmerge.cli.data import OnDisk
 
+@pytest.fixture(scope="module")
+def digits(datasets: Any) -> Any:
+    """Digits as a dataset of pictures, the classes named by letters."""
     images, _ = load_digits()
-    pixels = as_bytes(images.images[:20])
     features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=list("abcdefghij"))})
-    rows = {"image": [Image.fromarray(image) for image in pixels], "label": images.labels[:20].tolist()}
-    try:
-        data = datasets.Dataset.from_dict(rows, features=features)
-    except PicklingError as error:  # in its own checksum, with some versions of pyarrow
-        pytest.skip(f"datasets cannot make a dataset here: {error}")
-    data.save_to_disk(str(tmp_path / "one"))
-    datasets.DatasetDict({"train": data}).save_to_disk(str(tmp_path / "splits"))
-    for path, split in ((tmp_path / "one", None), (tmp_path / "splits", "train")):
-        found = OnDisk(path, Preprocessing(channels=1), split)
-        assert found.labels is not None
-        assert found.labels.tolist() == images.labels[:20].tolist()
-        assert found.names[3] == "d"
-        assert torch.equal(found.inputs([2, 5]), torch.from_numpy(pixels[[2, 5]]).unsqueeze(1).float() / 255)
+    rows = {"image": [Image.fromarray(each) for each in as_bytes(images.images)], "label": images.labels.tolist()}
+    return datasets.Dataset.from_dict(rows, features=features)
+
+
+def test_a_dataset_on_disk(datasets: Any, digits: Any, tmp_path: Path) -> None:
+    digits.save_to_disk(str(tmp_path / "one"))
+    datasets.DatasetDict({"train": digits}).save_to_disk(str(tmp_path / "splits"))
+    images, _ = load_digits()
+    expected = torch.from_numpy(as_bytes(images.images)[[2, 5]]).unsqueeze(1).float() / 255
+    found = [
+        source_of(f"{tmp_path}/{name}", Preprocessing(channels=1), {}, workers=1) for name in ("one", "splits#train")
+    ]
+    for source in found:
+        assert isinstance(source, OnDisk)
+        assert len(source) == len(images.labels)
+        assert source.labels is not None
+        assert source.labels.tolist() == images.labels.tolist()
+        assert source.names[3] == "d"
+        assert torch.equal(source.inputs([2, 5]), expected)
+        picture = source.picture(2)
+        assert picture is not None
+        assert picture.size == (8, 8)
+    assert found[0].identity == OnDisk(tmp_path / "one", Preprocessing(channels=1), None).identity
+    assert found[0].identity != OnDisk(tmp_path / "one", Preprocessing(channels=3), None).identity
+
+
+def test_numbers_of_a_dataset_are_left_alone(datasets: Any, tmp_path: Path) -> None:
+    rows = np.arange(12, dtype=np.float32).reshape(4, 3) / 7
+    datasets.Dataset.from_dict({"x": rows.tolist(), "y": [3, 1, 4, 1]}).save_to_disk(str(tmp_path / "rows"))
+    found = OnDisk(tmp_path / "rows", Preprocessing(), None)
+    assert torch.equal(found.inputs([3, 0]), torch.from_numpy(rows[[3, 0]]))
+    assert found.labels is not None
+    assert found.labels.tolist() == [3, 1, 4, 1]
+    assert found.names == {}
+
+
+def test_a_dataset_says_what_it_lacks(datasets: Any, tmp_path: Path) -> None:
+    def saved(name: str, **columns: list[Any]) -> Path:
+        datasets.Dataset.from_dict(columns).save_to_disk(str(tmp_path / name))
+        return tmp_path / name
+
+    with pytest.raises(DataError, match=r"has the columns text, label; expected one of image, img, images"):
+        OnDisk(saved("text", text=["a"], label=[0]), Preprocessing(), None)
+    with pytest.raises(DataError, match=r"the column label holds Value\('string'\); expected a ClassLabel"):
+        OnDisk(saved("strings", x=[[1.0]], label=["cat"]), Preprocessing(), None)
+    unlabelled = OnDisk(saved("fine", x=[[1.0]], fine_label=[0]), Preprocessing(), None)
+    with pytest.raises(DataError, match=r"no labels.* Name them as one of labels, label, targets, y"):
+        unlabelled.known_labels("fine")
+    datasets.DatasetDict({"train": datasets.Dataset.from_dict({"x": [[1.0]]})}).save_to_disk(str(tmp_path / "splits"))
+    for split in (None, "trian"):
+        with pytest.raises(DataError, match=r"has the splits train. Name one: .*splits#train"):
+            OnDisk(tmp_path / "splits", Preprocessing(), split)
+    (tmp_path / "text" / "state.json").write_text("{")
+    with pytest.raises(FileError, match="cannot be read as a dataset"):
+        OnDisk(tmp_path / "text", Preprocessing(), None)
+
+
+def test_a_class_of_a_dataset_is_forgotten(here: Command, place: Place, digits: Any) -> None:
+    digits.save_to_disk(str(place / "dataset"))
+    options = ("--data", "dataset", "--forget", "label=d", "--out", "of-dataset", "--no-report", "--json")
+    found = here("run", *SMALL, *options)
+    assert found.code == 0, found.err
+    assert found.json["request"] == "class d of dataset"
+    assert found.json["accuracy"]["before"]["forget"] > 0.95
+    assert found.json["accuracy"]["after"]["forget"] == 0

@@ -32,6 +32,7 @@ def broken(place: Place) -> Place:
     (folder / "text.txt").write_text("not a number\n")
     (folder / "no.yaml").write_text("- a list\n")
     (folder / "typo.yaml").write_text("rnk: 4\n")
+    (folder / "value.yaml").write_text("rank: many\n")
     (folder / "not.npz").write_text("no arrays")
     (folder / "empty").mkdir()
     np.savez(folder / "nothing.npz", other=np.zeros(3))
@@ -71,8 +72,8 @@ CASES: dict[str, tuple[tuple[str, ...], int, str]] = {
         1,
         "does not fit",
     ),
-    "no init": ((*SMALL, *NPZ, *FORGET, "--init", "gone"), 1, "init='gone' is not 'zero'"),
-    "the same init": ((*SMALL, *NPZ, *FORGET, "--init", "w.safetensors"), 1, "the task vector is zero"),
+    "no init": ((*SMALL, *NPZ, *FORGET, "--init", "gone"), 1, "--init gone is not 'zero'"),
+    "the same init": ((*SMALL, *NPZ, *FORGET, "--init", "w.safetensors"), 1, "or --init zero"),
     "no device": ((*SMALL, *NPZ, *FORGET, "--device", "abacus"), 2, "--device abacus"),
     "no data": ((*SMALL, *FORGET, "--data", "gone.npz"), 1, "there is no data 'gone.npz'"),
     "data of another kind": ((*SMALL, *FORGET, "--data", "models.py"), 1, "expected an .npz or a folder"),
@@ -93,6 +94,7 @@ CASES: dict[str, tuple[tuple[str, ...], int, str]] = {
     "unknown class": ((*RESNET, "--forget", "label=thre"), 1, "Did you mean 'three'"),
     "every class": ((*SMALL, *NPZ, "--forget", "label=0,1,2,3,4,5,6,7,8,9"), 1, "nothing is left to retain"),
     "bad forget": ((*SMALL, *NPZ, "--forget", "lable:3"), 2, "is not of the form label=3"),
+    "bare forget": ((*SMALL, *NPZ, "--forget", "3"), 2, "Did you mean --forget label=3?"),
     "empty forget": ((*SMALL, *NPZ, "--forget", "label="), 2, "is not of the form label=3"),
     "nothing to forget": ((*SMALL, *NPZ), 2, "say what to forget"),
     "twice": ((*SMALL, *NPZ, *FORGET, "--forget-ids", "ids.txt"), 2, "give one"),
@@ -104,7 +106,12 @@ CASES: dict[str, tuple[tuple[str, ...], int, str]] = {
     "no recipe": ((*SMALL, *NPZ, *FORGET, "--recipe", "gone.yaml"), 1, "there is no file gone.yaml"),
     "list as recipe": ((*SMALL, *NPZ, *FORGET, "--recipe", "broken/no.yaml"), 1, "holds a list"),
     "unknown key": ((*SMALL, *NPZ, *FORGET, "--recipe", "broken/typo.yaml"), 1, "Did you mean 'rank'"),
-    "bad flag": ((*SMALL, *NPZ, *FORGET, "--rank", "many"), 2, "rank='many' is not a whole number from 1"),
+    "bad value": (
+        (*SMALL, *NPZ, *FORGET, "--recipe", "broken/value.yaml"),
+        1,
+        "broken/value.yaml: rank: 'many' is not",
+    ),
+    "bad flag": ((*SMALL, *NPZ, *FORGET, "--rank", "many"), 2, "--rank many is not a whole number from 1"),
     "bad word": ((*SMALL, *NPZ, *FORGET, "--basis", "lad"), 2, "Did you mean 'lda'"),
     "bad layer": ((*SMALL, *NPZ, *FORGET, "--layers", "12"), 1, "there is no editable layer '12'"),
     "bad verdict": ((*SMALL, *NPZ, *FORGET, "--on-verdict", "rais"), 2, "Did you mean 'raise'"),
@@ -173,7 +180,8 @@ def test_a_full_disk_leaves_nothing(unmerge: Command, place: Place, small_run: o
     }[command]
     found = unmerge(*arguments, preexec_fn=_little_room)
     assert found.code == 1
-    assert "error: " in found.err
+    file = {"run": "statistics", "apply": "model"}[command]
+    assert f"error: full-disk/{file}.safetensors could not be written" in found.err
     assert "Traceback" not in found.err
     assert not [entry for entry in place.folder.iterdir() if "full-disk" in entry.name]
 
@@ -186,10 +194,15 @@ def test_a_full_disk_leaves_nothing(unmerge: Command, place: Place, small_run: o
         (("apply", "small-run", *SMALL, "--to", "x", "--alpha", "-1"), 2, "--alpha"),
         (("apply", "small-run", *SMALL, "--to", "x", "--recalibrate"), 2, "say what to forget"),
         (("revert", "small-run", "--to", "x"), 1, "was not written by unmerge apply"),
+        (("apply", "nope", *SMALL, "--to", "x"), 1, "there is no folder nope"),
+        (("revert", "nope", "--to", "x"), 1, "there is no folder nope"),
+        (("report", "nope"), 1, "there is no folder nope"),
         (("report", "images"), 1, "is no output of unmerge run"),
         (("evaluate", "--model", "resnet", *RESNET[2:], "--forget", "label=3", "--axes", "acuracy"), 2, "'accuracy'"),
         (("evaluate", "--model", "resnet", *RESNET[2:], "--forget", "label=3", "--out", "t.xls"), 2, ".json, .csv"),
         (("evaluate", "--model", "resnet", *RESNET[2:], "--forget", "label=3", "--out", "ids.json"), 1, "--overwrite"),
+        (("evaluate", *RESNET, "--forget", "label=3", "--out", "/proc/self/t.json"), 1, "/proc/self is read-only"),
+        (("diagnose", *RESNET, "--forget", "label=3", "--out", "/proc/self/d.json"), 1, "/proc/self is read-only"),
         (("demo", "--digit", "12"), 2, "--digit"),
         (("demo", "--out", "images"), 1, "was not written by unmerge"),
     ],

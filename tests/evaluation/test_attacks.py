@@ -26,6 +26,16 @@ def test_threshold_by_hand() -> None:
     assert threshold(t(0.4, 0.8, 0.9), t(0.5, 0.3, 0.2)) == 0.4
 
 
+def test_shares_that_single_precision_cannot_tell_apart() -> None:
+    members = torch.arange(1, 7002, dtype=torch.float64)
+    others = torch.arange(6997, dtype=torch.float64) * 7001 / 6997 + 0.5
+    shares = {
+        t: 0.5 * (int((members >= t).sum()) / 7001 + int((others < t).sum()) / 6997)
+        for t in torch.cat([members, others]).tolist()
+    }
+    assert threshold(members, others) == max(shares, key=shares.__getitem__)  # the first of the best
+
+
 def test_threshold_attack_by_hand() -> None:
     values = Pool(t(0.9, 0.8, 0.3), t(0.7, 0.2, 0.1, 0.6), t(0.85, 0.75, 0.25), t(0.95, 0.65, 0.1, 0.65))
     labels = Pool(*(torch.tensor(x) for x in ([0, 0, 1], [0, 1, 1, 2], [0, 0, 1], [0, 0, 1, 2])))

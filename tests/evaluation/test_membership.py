@@ -1,10 +1,14 @@
 """The nine attacks together: signals, gaps, rates and scores by sample."""
 
+import math
+
+import numpy as np
 import pytest
 import torch
+from sklearn.svm import SVC
 
 from unmerge.errors import DataError
-from unmerge.evaluation.membership import attack, compare, example_scores, observe, readings_of
+from unmerge.evaluation.membership import attack, attack_sets, compare, example_scores, observe, readings_of
 from unmerge.evaluation.predictions import Outputs, SplitOutputs
 from unmerge.evaluation.subject import Setting, Subject
 
@@ -14,11 +18,11 @@ NINE = {
 }
 
 
-def part(size: int, classes: list[int], margin: float, seed: int) -> SplitOutputs:
-    """Answers of six classes whose label's logit is larger by `margin`."""
+def part(size: int, classes: list[int], margin: float, seed: int, width: int = 6) -> SplitOutputs:
+    """Answers whose label's logit is larger by `margin`."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.tensor(classes)[torch.randint(0, len(classes), (size,), generator=generator)]
-    logits = torch.randn(size, 6, generator=generator)
+    logits = torch.randn(size, width, generator=generator)
     logits[torch.arange(size), labels] += margin
     return SplitOutputs(logits, labels, torch.arange(size))
 
@@ -126,6 +130,81 @@ def test_reference_mode_has_the_three_defects() -> None:
     }
     beyond = attack(wide["retain"], wide["test"], wide["forget"], mode="reference")
     assert beyond["threshold entropy"].score == 0
+
+
+def published(sets: list[SplitOutputs]) -> dict[str, tuple[float, float]]:
+    """TPR and TNR of the nine attackers sample by sample, as the public code defines them, defects included."""
+
+    def log(value: np.float32, least: float = 1e-30) -> float:
+        return math.log(value) if value > least else math.log(1e-30)
+
+    def signals(probabilities: np.ndarray, labels: list[int]) -> dict[str, list[float]]:
+        found: dict[str, list[float]] = {name: [] for name in ("confidence", "entropy", "m-entropy", "SVC m-entropy")}
+        one = np.float32(1)
+        for row, label in zip(probabilities, labels, strict=True):
+            found["confidence"].append(float(row[label]))
+            found["entropy"].append(-sum(float(p) * log(p) for p in row))
+            others = sum(float(p) * log(one - p) for place, p in enumerate(row) if place != label)
+            found["m-entropy"].append(-float(one - row[label]) * log(row[label]) - others)
+            swapped = [one - p if place in labels else p for place, p in enumerate(row)]  # labels of the whole set
+            found["SVC m-entropy"].append(-sum(float(q) * log(p, 0) for q, p in zip(swapped, row, strict=True)))
+        return found
+
+    def cut(members: list[float], others: list[float]) -> float:
+        best, at = 0.0, 0.0
+        if not members or not others:  # the shares are no numbers, and no number is larger
+            return at
+        for value in members + others:
+            share = 0.5 * (
+                sum(m >= value for m in members) / len(members) + sum(o < value for o in others) / len(others)
+            )
+            if share > best:
+                best, at = share, value
+        return at
+
+    labels = [each.labels.tolist() for each in sets]
+    softmax = [each.logits.softmax(1).numpy() for each in sets]
+    right = [(each.argmax(1) == np.array(known)).astype(float) for each, known in zip(softmax, labels, strict=True)]
+    read = [signals(*each) for each in zip(softmax, labels, strict=True)]
+    found = {"threshold correctness": (right[2].mean(), 1 - right[3].mean())}
+    for name, sign in (("confidence", 1), ("entropy", -1), ("m-entropy", -1)):
+        hits = [0, 0]
+        for label in range(10):
+            own = [
+                [sign * value for value, known in zip(one[name], names, strict=True) if known == label]
+                for one, names in zip(read, labels, strict=True)
+            ]
+            at = cut(own[0], own[1])
+            hits[0] += sum(value >= at for value in own[2])
+            hits[1] += sum(value < at for value in own[3])
+        found[f"threshold {name}"] = (hits[0] / len(labels[2]), hits[1] / len(labels[3]))
+    inputs: dict[str, list[np.ndarray]] = {"softmax": softmax, "correctness": right}
+    for name, reading in (("confidence", "confidence"), ("entropy", "entropy"), ("m-entropy", "SVC m-entropy")):
+        inputs[name] = [np.array(one[reading]) for one in read]
+    for name, values in inputs.items():
+        rows = [each.reshape(len(each), -1) for each in values]
+        machine = SVC(C=3, gamma="auto", kernel="rbf")
+        machine.fit(np.concatenate(rows[:2]), [1] * len(rows[0]) + [0] * len(rows[1]))
+        found[f"SVC {name}"] = (machine.predict(rows[2]).mean(), 1 - machine.predict(rows[3]).mean())
+    return found
+
+
+@pytest.mark.parametrize("sharpness", [1, 3, 10])  # 10: most answers round to certainty in single precision
+def test_reference_mode_has_the_numbers_of_the_public_code(sharpness: float) -> None:
+    retained, width = list(range(2, 11)), 12  # 0, 1 and 11 are forgotten; from 10 on the public code does not look
+    sets = [
+        part(160, retained, 3, 0, width),
+        part(120, list(range(width)), 1.5, 1, width),
+        part(60, retained, 3, 2, width),
+        part(50, [0, 1, 11], 2, 3, width),
+    ]
+    sets = [SplitOutputs(sharpness * each.logits, each.labels, each.keys) for each in sets]
+    found = attack_sets(*sets, mode="reference", max_samples=None)
+    expected = published(sets)
+    assert set(found) == set(expected) == NINE
+    for name, (positives, negatives) in expected.items():
+        assert found[name].true_positive_rate == pytest.approx(positives, abs=1e-12), name
+        assert found[name].true_negative_rate == pytest.approx(negatives, abs=1e-12), name
 
 
 def test_removed_classes_have_finite_scores() -> None:

@@ -42,6 +42,12 @@ def test_modified_entropy_of_a_sure_mistake_is_large_and_finite() -> None:
     assert modified_entropy(sure, torch.tensor([0])).item() == pytest.approx(-2 * log(1e-30))
 
 
+def test_modified_entropy_keeps_what_is_small_beside_certainty() -> None:
+    sure = torch.tensor([[1.0, 1e-3]])  # single precision; log(1 - 1) alone would be -69
+    expected = -(torch.tensor(1e-3) * torch.tensor(1 - 1e-3).log()).item()
+    assert modified_entropy(sure, torch.tensor([0])).item() == pytest.approx(expected, rel=1e-4)
+
+
 def test_public_modified_entropy_swaps_the_columns_of_all_labels() -> None:
     labels = torch.tensor([0, 1, 0])  # so the columns 0 and 1, in every row
     expected = [

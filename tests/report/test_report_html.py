@@ -273,6 +273,11 @@ def test_a_finer_curve_adds_its_points(run):
 def test_removed_outputs_are_said_of_the_curve(run):
     text = report.write(run).read_text(encoding="utf-8")
     assert "removed outputs of the classifier put back" in text
+    parts = report.read(run)
+    write_json(run / "curve.json", [{"alpha": parts.alpha, "forget": 0.54, "retain": 0.9}])
+    text = report.write(run).read_text(encoding="utf-8")
+    after = view.view(parts)["outcome"][0]["after"]
+    assert f"forget accuracy is {words.percent(0.54)} with them in and, as above, {after} without." in text
     rewritten(run / "edit" / "edit.json", lambda value: value | {"removed": []})
     assert "put back" not in report.write(run).read_text(encoding="utf-8")
 

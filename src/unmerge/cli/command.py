@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 import typer
 
 from unmerge.cli.console import Common, Output, speaking
+from unmerge.cli.spelling import Flag, flags_of
 
 Function = Callable[..., int | None]
 
@@ -17,7 +18,9 @@ Function = Callable[..., int | None]
 def add(app: typer.Typer, name: str, function: Function, examples: list[str], **settings: Any) -> None:
     """Make `function(output, ...)` a subcommand; its dataclass parameters become their fields, as flags."""
     epilog = "\n\n".join(["[bold]Examples[/bold]", *examples])
-    app.command(name, help=inspect.getdoc(function), epilog=epilog, **settings)(_flattened(function))
+    # A paragraph is one line, which the terminal wraps as wide as it is.
+    text = "\n\n".join(part.replace("\n", " ") for part in (inspect.getdoc(function) or "").split("\n\n"))
+    app.command(name, help=text, epilog=epilog, **settings)(_flattened(function))
 
 
 def _flattened(function: Function) -> Callable[..., None]:
@@ -32,13 +35,14 @@ def _flattened(function: Function) -> Callable[..., None]:
         for each in found:
             (required if each.default is inspect.Parameter.empty else optional).append(each)
     optional += _fields(Common)
-    parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in (*required, *optional)]
+    context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in (context, *required, *optional)]
 
-    def called(**values: Any) -> None:
+    def called(context: typer.Context, **values: Any) -> None:
         def take(group: type[Any]) -> Any:
             return group(**{entry.name: values.pop(entry.name) for entry in fields(group)})
 
-        with speaking(take(Common)) as output:
+        with speaking(take(Common), _flags(context)) as output:
             built = {name: take(group) for name, group in groups.items()}
             code = function(output, **built, **values)
         if code:
@@ -48,6 +52,13 @@ def _flattened(function: Function) -> Callable[..., None]:
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     called.__annotations__ = {each.name: each.annotation for each in parameters}
     return called
+
+
+def _flags(context: typer.Context) -> dict[str, Flag]:
+    """Those of the command, and for what it lacks those of apply, where an edit meets a model."""
+    commands = getattr(context.parent and context.parent.command, "commands", {})
+    others = flags_of(commands["apply"].params, "apply") if "apply" in commands else {}
+    return {**others, **flags_of(context.command.params)}
 
 
 def _fields(group: type[Any]) -> list[inspect.Parameter]:

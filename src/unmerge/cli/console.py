@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TextIO
 
@@ -17,10 +18,12 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from unmerge.cli.spelling import Flag, as_flags
 from unmerge.errors import DataError, UnmergeError, UnmergeWarning
 
 PANEL = "What is printed"
 INTERRUPTED = 130
+_PART = re.compile(r"\.([^/\\]+)\.\w{8}\.part\b")  # what a file or directory is called until it is whole
 
 
 class Refused(DataError):
@@ -47,8 +50,9 @@ class Common:
 class Output:
     """Notes go to the terminal's stderr, if there is one, and to the log; results to stdout."""
 
-    def __init__(self, common: Common) -> None:
+    def __init__(self, common: Common, flags: Mapping[str, Flag] | None = None) -> None:
         self.is_json, self.debug = common.json, common.debug
+        self._flags = flags or {}
         self.log: list[str] = []
         self._stdout: TextIO = sys.stdout
         self._notes = Console(stderr=True, quiet=common.quiet or not sys.stderr.isatty(), highlight=False)
@@ -73,6 +77,10 @@ class Output:
         if not self.is_json:
             print(message)
 
+    def spelled(self, message: str) -> str:
+        """What the library says, with the flags of this command in place of Python's keywords."""
+        return as_flags(message, self._flags)
+
     def result(self, value: dict[str, Any]) -> None:
         """The one JSON object of --json."""
         if self.is_json:
@@ -84,9 +92,9 @@ class Output:
 
 
 @contextlib.contextmanager
-def speaking(common: Common) -> Iterator[Output]:
+def speaking(common: Common, flags: Mapping[str, Flag] | None = None) -> Iterator[Output]:
     """An output inside which failures become a message and an exit code."""
-    output = Output(common)
+    output = Output(common, flags)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_warnings_to(output))
         stack.enter_context(_terminated_as_interrupt())
@@ -100,7 +108,10 @@ def speaking(common: Common) -> Iterator[Output]:
         except (UnmergeError, OSError, MemoryError) as error:
             if common.debug:
                 raise
-            _fail(output, _message(error), getattr(error, "exit_code", 1), error)
+            _fail(output, output.spelled(_message(error)), getattr(error, "exit_code", 1), error)
+        except typer.BadParameter as error:
+            error.message = output.spelled(error.message)
+            raise
         except KeyboardInterrupt as error:
             _fail(output, "interrupted; nothing was left half-written.", INTERRUPTED, error)
         except RuntimeError as error:
@@ -116,12 +127,12 @@ def _fail(output: Output, message: str, code: int, cause: BaseException) -> None
 
 
 def _message(error: BaseException) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        place = f"{error.filename}: " if error.filename else ""
-        return f"{place}{error.strerror}."
     if isinstance(error, MemoryError):
         return "out of memory. Lower --batch-size, or pass --edited-only."
-    return str(error)
+    said = str(error)
+    if isinstance(error, OSError) and error.strerror:
+        said = f"{error.filename}: {error.strerror}." if error.filename else f"{error.strerror}."
+    return _PART.sub(r"\1", said)
 
 
 class _NoTerminal(io.TextIOBase):
@@ -147,7 +158,7 @@ def _warnings_to(output: Output) -> Iterator[None]:
 
         def show(message: Any, category: type[Warning], *rest: Any, **options: Any) -> None:
             if issubclass(category, UnmergeWarning):
-                output.warn(str(message))
+                output.warn(output.spelled(str(message)))
             else:
                 shown(message, category, *rest, **options)
 

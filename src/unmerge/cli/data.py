@@ -17,14 +17,13 @@ from unmerge.batches import check_iterable
 from unmerge.cli import images
 from unmerge.cli.images import Preprocessing
 from unmerge.cli.models import FUNCTION, call
-from unmerge.cli.parts import Source
+from unmerge.cli.parts import LABELS, Source
 from unmerge.errors import DataError, FileError, listing
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 _INPUTS = ("images", "inputs", "pixel_values", "x")
-_LABELS = ("labels", "label", "targets", "y")
 _NAMES = ("names", "class_names")
 
 
@@ -35,10 +34,10 @@ class Arrays(Source):
         arrays = _read_npz(path)
         self._prepare = prepare
         self.names = dict(enumerate(map(str, _first(arrays, _NAMES, default=[]))))
-        labels = _first(arrays, _LABELS, default=None)
+        labels = _first(arrays, LABELS, default=None)
         self._mapping = {}
         if "input_ids" in arrays:
-            keys = [key for key in arrays if key not in (*_LABELS, *_NAMES)]
+            keys = [key for key in arrays if key not in (*LABELS, *_NAMES)]
             self._mapping = {key: torch.from_numpy(arrays[key]) for key in keys}
             self._array = arrays["input_ids"]
         else:
@@ -141,14 +140,17 @@ class OnDisk(Source):
                 raise DataError(f"{path} has the splits {listing(data)}. Name one: {path}#{next(iter(data))}")
             data = data[split]
         self._data, self._prepare = data, prepare
-        image, label = (next((key for key in keys if key in data.features), None) for keys in (_COLUMNS, _LABELS))
+        image, label = (next((key for key in keys if key in data.features), None) for keys in (_COLUMNS, LABELS))
         if image is None:
             raise DataError(f"{path} has the columns {listing(data.features)}; expected one of {listing(_COLUMNS)}.")
         self._column = image
         self.names = {}
         if label is not None:
+            kind = data.features[label]
+            if "int" not in getattr(kind, "dtype", ""):
+                raise DataError(f"{path}: the column {label} holds {kind}; expected a ClassLabel or integers.")
             self.labels = torch.tensor(data[label][:], dtype=torch.int64)
-            self.names = dict(enumerate(getattr(data.features[label], "names", None) or []))
+            self.names = dict(enumerate(getattr(kind, "names", None) or []))
         self.identity = _hash(str(data._fingerprint).encode(), prepare.identity)
 
     def __len__(self) -> int:

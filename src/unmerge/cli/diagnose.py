@@ -12,7 +12,8 @@ from unmerge.cli.command import add
 from unmerge.cli.console import Output
 from unmerge.cli.options import VERDICTS, Init, Known
 from unmerge.cli.recipes import RecipeFile, RecipeFlags
-from unmerge.errors import FileError, suggest
+from unmerge.cli.run_directory import check_file
+from unmerge.errors import suggest
 from unmerge.fingerprint import fingerprint, state_of
 from unmerge.statistics import Statistics
 
@@ -43,8 +44,8 @@ def diagnose(
     if on_verdict not in VERDICTS:
         raise typer.BadParameter(f"--on-verdict {on_verdict!r}. {suggest(on_verdict, VERDICTS)}")
     recipe = recipes.recipe_of(flags, file.recipe)
-    if out is not None and out.exists() and not overwrite:
-        raise FileError(f"{out} is there already. Pass --overwrite to replace it.")
+    if out is not None:
+        check_file(out, overwrite)
     loaded = models.load(model.model, model.weights, model.device)
     settings = work.Settings(on_verdict=on_verdict)
     job = work.Job(loaded, models.initial(init), requests.requested(data, loaded), recipe, settings, output)

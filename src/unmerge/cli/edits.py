@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unmerge.cli.run_directory import check_folder
 from unmerge.edit import Edit
 from unmerge.errors import EditError, UnmergeWarning, listing, warn
 from unmerge.files import read_tensors, write_tensors
@@ -74,4 +75,5 @@ def apply(
 
 def edit_in(directory: Path) -> Path:
     """Where the edit lies: in the directory of a run, or there itself."""
+    check_folder(directory, "what unmerge run wrote, or its edit/")
     return directory / "edit" if (directory / "edit").is_dir() else directory

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from torch import nn
 
+from unmerge.bench.comparison import summary
 from unmerge.cli import edits, models, requests
 from unmerge.cli.command import add
 from unmerge.cli.console import Output
-from unmerge.errors import FileError, suggest
+from unmerge.cli.run_directory import check_file
+from unmerge.errors import suggest
 from unmerge.evaluation.pipeline import AXES
 from unmerge.evaluation.pipeline import evaluate as evaluated
 from unmerge.evaluation.result import Evaluation
@@ -22,7 +25,7 @@ EXAMPLES = [
     "unmerge evaluate --model base=./resnet --model edited=./resnet-without-cat --data ./train --forget label=cat "
     "--test ./test",
     "unmerge evaluate --model ./resnet --edit forget-cat --reference ./retrained --data ./train --forget label=cat "
-    "--out table.md --out table.tex",
+    "--tables --out table.md --out table.tex",
     "unmerge evaluate --model my.models:build@w.safetensors --data train.npz --forget label=3 --axes accuracy --json",
 ]
 
@@ -56,6 +59,7 @@ def evaluate(
         list[Path] | None,
         typer.Option("--out", metavar="FILE", help="Write the tables: .json, .csv, .md or .tex. May be repeated."),
     ] = None,
+    tables: Annotated[bool, typer.Option("--tables", help="Print every table, not the summary alone.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that are there.")] = False,
 ) -> None:
     """Judge models on the forget, retain and test data: accuracy, features, membership, fidelity and more."""
@@ -80,11 +84,20 @@ def evaluate(
     start = None if init is None else models.initial(init)
     output.note(f"evaluating {len(rows)} models on {request.description}")
     found = evaluated(rows, others[0], splits, chosen, others[1], features=features, init=start, seed=seed)
-    output.show(repr(found))
+    output.show(output.spelled(_shown(found, tables)))
     for path in targets:
         _write(found, path)
         output.note(f"written to {path}")
     output.result({**found.to_dict(), "written": [str(path) for path in targets]})
+
+
+def _shown(found: Evaluation, every: bool) -> str:
+    """The summary of the tables, or all of them: also where there is no accuracy to head a summary."""
+    if every or "accuracy" not in found.tables:
+        return repr(found)
+    short = replace(found, tables={"summary": summary(found.tables)})
+    count = len(found.tables)
+    return repr(short) + (f"\n\n--tables prints all {count} tables, --out FILE writes them." if count > 1 else "")
 
 
 def _named(given: str) -> tuple[str, str]:
@@ -105,8 +118,7 @@ def _axes(given: str | None) -> list[str]:
 def _target(path: Path, overwrite: bool) -> Path:
     if path.suffix not in WRITERS:
         raise typer.BadParameter(f"--out {path}: expected a name that ends in {', '.join(WRITERS)}.")
-    if path.exists() and not overwrite:
-        raise FileError(f"{path} is there already. Pass --overwrite to replace it.")
+    check_file(path, overwrite)
     return path
 
 

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from unmerge.cli.models import Loaded
-from unmerge.cli.run_directory import APPLIED
+from unmerge.cli.run_directory import APPLIED, check_folder
 from unmerge.errors import FileError
 from unmerge.files import load_weights, write_json, write_tensors
 from unmerge.fingerprint import fingerprint
@@ -70,6 +70,7 @@ def write_record(directory: Path, model: Loaded, before: Mapping[str, str], more
 
 
 def read_record(directory: Path) -> dict[str, Any]:
+    check_folder(directory, "what unmerge apply wrote")
     path = directory / APPLIED
     if not path.is_file():
         raise FileError(f"{directory} was not written by unmerge apply: there is no {APPLIED} in it.")

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from unmerge.batches import ChosenSamples, first_tensor, inputs_of, labels_of, select_samples
 from unmerge.cli import images
-from unmerge.errors import DataError
+from unmerge.errors import DataError, listing
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+LABELS = ("labels", "label", "targets", "y")
 _HELD = 1 << 29  # bytes of a small part that is kept rather than read again
 
 
@@ -37,7 +38,10 @@ class Source:
 
     def known_labels(self, described: str) -> Tensor:
         if self.labels is None:
-            raise DataError(f"{described} has no labels, so --forget label=... finds nothing. Use --forget-ids.")
+            raise DataError(
+                f"{described} has no labels, so --forget label=... finds nothing. Name them as one of "
+                f"{listing(LABELS)}, or use --forget-ids."
+            )
         return self.labels
 
 

@@ -9,7 +9,10 @@ from typing import Any
 from unmerge.cli.parts import batches_in
 from unmerge.cli.work import Job, layer_choice
 from unmerge.collection import collect
+from unmerge.diagnosis import diagnose
+from unmerge.errors import UnmergeError
 from unmerge.layers import candidates, select
+from unmerge.request import needed_of
 from unmerge.statistics import Statistics
 from unmerge.tables import text_table
 
@@ -26,6 +29,7 @@ def show(job: Job) -> None:
     start = time.perf_counter()
     found = collect(module, few, **layer_choice(job), what="timing")
     a_batch = (time.perf_counter() - start) / len(few)
+    diagnosis = _diagnosis_seconds(job, few)
     counts = [batches_in(part) for part in (job.request.forget, job.request.retain)]
     passes = None if None in counts else a_batch * sum(count for count in counts if count is not None)
     modules = candidates(module)
@@ -48,12 +52,11 @@ def show(job: Job) -> None:
         f"{size / _MIB:.1f} MiB on disk"
     )
     if passes is None:
-        output.show(f"time: {a_batch:.3f} s a batch; the loader does not say how many there are")
+        passing = f"{a_batch:.3f} s a batch (the loader does not say how many there are)"
     else:
-        output.show(
-            f"time: about {passes:.1f} s for the pass over {counts[0]} + {counts[1]} batches, "
-            "then the linear algebra and the curve"
-        )
+        passing = f"about {passes:.1f} s for the pass over {counts[0]} + {counts[1]} batches"
+    diagnosing = "" if diagnosis is None else f", about {diagnosis:.1f} s for the diagnosis"
+    output.show(f"time: {passing}{diagnosing}; then the edit and the curve")
     output.result(
         {
             "request": job.request.description,
@@ -63,8 +66,29 @@ def show(job: Job) -> None:
             "batches": counts,
             "seconds_a_batch": round(a_batch, 4),
             "seconds": None if passes is None else round(passes, 2),
+            "seconds_diagnosis": None if diagnosis is None else round(diagnosis, 2),
         }
     )
+
+
+def _diagnosis_seconds(job: Job, few: list[Any]) -> float | None:
+    """The time of a diagnosis, from one layer of each size; None where a few batches say too little."""
+    module, recipe = job.model.module, job.recipe
+    forget = collect(module, few, **layer_choice(job), **needed_of(recipe), what="timing")
+    retain = collect(module, list(itertools.islice(job.request.retain, _TIMED)), forget, what="timing")
+    alike: dict[tuple[int, ...], list[str]] = {}
+    for name, layer in forget.layers.items():
+        alike.setdefault(tuple(layer.moments.gram.shape), []).append(name)
+    seconds = 0.0
+    for names in alike.values():
+        one = names[0]
+        start = time.perf_counter()
+        try:
+            diagnose(forget.only(one), retain.only(one), module, job.init, recipe=recipe.but(layers=[one]))
+        except UnmergeError:  # the run has more to go by, and says what is wrong with it
+            return None
+        seconds += len(names) * (time.perf_counter() - start)
+    return seconds
 
 
 def _bytes(found: Statistics, names: list[str]) -> int:

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from unmerge.errors import FileError, RecipeError
+from unmerge.edit import Edit
+from unmerge.errors import FileError, RecipeError, listing
 from unmerge.files import replacing
 from unmerge.recipe import Recipe
 
@@ -46,7 +47,11 @@ RecipeFlags: Any = make_dataclass("RecipeFlags", [_option(entry) for entry in fi
 def recipe_of(flags: Any, path: Path | None) -> Recipe:
     """The recipe of the flags that were given over those of a file."""
     values = {} if path is None else read(path)
-    recipe = Recipe(**values)
+    try:
+        recipe = Recipe(**values)
+    except RecipeError as error:
+        # As it stands in the file, where it is to be changed.
+        raise FileError(f"{path}: {str(error).replace('=', ': ', 1)}") from error
     given = {name: value for name, value in asdict(flags).items() if value is not None}
     if not given:
         return recipe
@@ -71,14 +76,19 @@ def read(path: Path) -> dict[str, Any]:
     return found
 
 
-def write(path: Path, recipe: Recipe) -> None:
-    """The recipe as YAML that --recipe reads, each field with its meaning."""
+def write(path: Path, edit: Edit) -> None:
+    """The recipe of an edit as YAML that --recipe reads: each field with its meaning and, left open, what it became."""
+    chosen = dict(edit.provenance.get("choices", {}))
+    if "layers" in chosen:
+        chosen |= {"layers": listing(edit.layers, len(edit.layers)), "skip_layers": chosen["layers"]}
     lines = []
     for entry in fields(Recipe):
-        value = yaml.safe_dump(
-            {entry.name: recipe.to_dict()[entry.name]}, default_flow_style=False, width=10_000
-        ).strip()
-        lines.append(f"# {entry.metadata['meaning']}\n{value}\n")
+        found = edit.recipe.to_dict()[entry.name]
+        value = yaml.safe_dump({entry.name: found}, default_flow_style=False, width=10_000).strip()
+        comments = [entry.metadata["meaning"]]
+        if found in (None, "auto") and entry.name in chosen:
+            comments.append(f"here: {chosen[entry.name]}")
+        lines.append("".join(f"# {comment}\n" for comment in comments) + f"{value}\n")
     with replacing(path) as part:
         part.write_text("\n".join(lines))
 

@@ -56,7 +56,7 @@ def write(
         write_norms(directory, found.norms, found.edit.alpha)
     if found.curve:
         write_json(directory / "curve.json", found.curve)
-    recipes.write(directory / "recipe.yaml", found.edit.recipe)
+    recipes.write(directory / "recipe.yaml", found.edit)
     record = {
         "command": command_line(),
         "folder": str(Path.cwd()),

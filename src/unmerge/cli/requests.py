@@ -93,7 +93,10 @@ class DataOptions:
         key, equals, values = self.forget.partition("=")
         found = [value.strip() for value in values.split(",")]
         if key.strip() != "label" or not equals or not all(found):
-            raise typer.BadParameter(f"--forget {self.forget!r} is not of the form label=3 or label=3,5 or label=cat.")
+            hint = "" if equals or ":" in key else f" Did you mean --forget label={key}?"
+            raise typer.BadParameter(
+                f"--forget {self.forget!r} is not of the form label=3 or label=3,5 or label=cat.{hint}"
+            )
         return list(dict.fromkeys(found))
 
     def size(self) -> tuple[int, int] | None:

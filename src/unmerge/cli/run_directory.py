@@ -6,11 +6,11 @@ import contextlib
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from unmerge.directories import taking_the_place_of
 from unmerge.errors import FileError, StatisticsError
 from unmerge.statistics import Statistics
 
@@ -23,19 +23,12 @@ APPLIED = "unmerge.json"
 def replacing_directory(target: Path, overwrite: bool) -> Iterator[Path]:
     """A directory beside the target that takes its place when the block ends well, and is removed otherwise."""
     check_target(target, overwrite)
-    made = _made_parents(target.parent)
     try:
-        part = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent))
-    except OSError:
-        _remove_empty(made)
+        with taking_the_place_of(target) as part:
+            yield part
+    except OSError as error:
+        error.filename = error.filename or str(target)  # a full disk does not say where
         raise
-    try:
-        yield part
-        part.chmod(0o777 & ~_umask())
-        _swap(part, target)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-        _remove_empty(made)
 
 
 def check_target(target: Path, overwrite: bool) -> None:
@@ -49,6 +42,21 @@ def check_target(target: Path, overwrite: bool) -> None:
         raise FileError(f"{target} is not empty and was not written by unmerge. Choose another directory.")
     if not overwrite:
         raise FileError(f"{target} is not empty. Choose another directory, or pass --overwrite to replace it.")
+
+
+def check_folder(place: Path, expected: str) -> None:
+    """Refuse a folder that is not there, before anything in it is missed."""
+    if not place.is_dir():
+        raise FileError(f"there is no folder {place}: expected {expected}.")
+
+
+def check_file(target: Path, overwrite: bool) -> None:
+    """Refuse, before the work, a file that is there already or that cannot be written."""
+    if target.exists() and not overwrite:
+        raise FileError(f"{target} is there already. Pass --overwrite to replace it.")
+    place = next(place for place in target.absolute().parents if place.exists())
+    if not os.access(place, os.W_OK):
+        raise FileError(f"{target} cannot be written: {place} is read-only. Choose another place.")
 
 
 def inputs_in(directory: Path) -> dict[str, Any]:
@@ -90,37 +98,3 @@ def forget_kept(target: Path) -> None:
 
 def kept_beside(target: Path) -> Path:
     return target.parent / f".{target.name}.resume"
-
-
-def _swap(part: Path, target: Path) -> None:
-    if not target.exists():
-        os.rename(part, target)
-        return
-    old = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.parent))
-    os.rename(target, old / "old")
-    try:
-        os.rename(part, target)
-    except BaseException:
-        os.rename(old / "old", target)
-        raise
-    finally:
-        shutil.rmtree(old, ignore_errors=True)
-
-
-def _made_parents(parent: Path) -> list[Path]:
-    """The directories that had to be made, innermost first."""
-    missing = [place for place in (parent, *parent.parents) if not place.exists()]
-    parent.mkdir(parents=True, exist_ok=True)
-    return missing
-
-
-def _remove_empty(made: list[Path]) -> None:
-    for place in made:
-        with contextlib.suppress(OSError):
-            place.rmdir()
-
-
-def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current

@@ -49,7 +49,7 @@ def threshold(members: Tensor, others: Tensor) -> float:
     values = torch.cat([members, others])
     at_least = len(members) - torch.searchsorted(members.sort().values, values)
     below = torch.searchsorted(others.sort().values, values)
-    balanced = 0.5 * (at_least / len(members) + below / len(others))
+    balanced = 0.5 * (at_least.double() / len(members) + below.double() / len(others))
     return values[balanced.argmax()].item()
 
 

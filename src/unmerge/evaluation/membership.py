@@ -48,7 +48,7 @@ def attack(
     forget: SplitOutputs,
     mode: Mode = "corrected",
     held_out: int | None = None,
-    max_samples: int = MAX_SAMPLES,
+    max_samples: int | None = MAX_SAMPLES,
     seed: int = 0,
 ) -> dict[str, Guesses]:
     """The guesses of the nine attackers; the score of each averages TPR on retain and TNR on forget.
@@ -56,13 +56,9 @@ def attack(
     An attacker learns from retain samples (members) and test samples (non-members), and is tried on held-out
     retain samples (members) and on forget samples (non-members).
 
-    mode: "reference" repeats the public code with its three defects.
     held_out: how many retain samples to hold out; by default as many as forget has, at most half.
-    max_samples: the support vector machines learn from at most so many samples, members and non-members in
-        their share, and are tried on at most so many of each kind. Thresholds see all.
+    mode, max_samples: as for `attack_sets`.
     """
-    if mode not in ("corrected", "reference"):
-        raise DataError(f"mode={mode!r} is not 'corrected' or 'reference'.")
     held = min(len(forget), len(retain) // 2) if held_out is None else held_out
     if not 0 < held < len(retain):
         raise DataError(f"held_out={held} of {len(retain)} retain samples: some must be held out and some left.")
@@ -70,8 +66,29 @@ def attack(
     orders = [torch.randperm(len(part), generator=generator) for part in (retain, test, forget)]
     # In random order, so that the first so many of a set are a sample of it.
     sets = [(retain, orders[0][held:]), (test, orders[1]), (retain, orders[0][:held]), (forget, orders[2])]
-    readings = [readings_of(part.logits[rows], part.labels[rows], mode) for part, rows in sets]
-    labels = Pool(*(part.labels[rows] for part, rows in sets))
+    return attack_sets(*(_chosen(part, rows) for part, rows in sets), mode=mode, max_samples=max_samples)
+
+
+def attack_sets(
+    members: SplitOutputs,
+    others: SplitOutputs,
+    target_members: SplitOutputs,
+    target_others: SplitOutputs,
+    *,
+    mode: Mode = "corrected",
+    max_samples: int | None = MAX_SAMPLES,
+) -> dict[str, Guesses]:
+    """The guesses of the nine attackers on given sets: those they learn from, and those they are tried on.
+
+    mode: "reference" repeats the public code with its three defects, to the number where `max_samples` is None.
+    max_samples: the support vector machines learn from at most so many samples, members and non-members in
+        their share, and are tried on at most so many of each kind. Thresholds see all.
+    """
+    if mode not in ("corrected", "reference"):
+        raise DataError(f"mode={mode!r} is not 'corrected' or 'reference'.")
+    sets = (members, others, target_members, target_others)
+    readings = [readings_of(part.logits, part.labels, mode) for part in sets]
+    labels = Pool(*(part.labels for part in sets))
 
     found: dict[str, Guesses] = {}
     for name, sign in _THRESHOLDS.items():
@@ -79,9 +96,7 @@ def attack(
         found[f"threshold {name}"] = threshold_attack(values, labels, mode)
     right = Pool(*(reading["correctness"] for reading in readings))
     found["threshold correctness"] = Guesses(right.target_members == 1, right.target_others == 0)
-    shadow = len(labels.members) + len(labels.others)
-    share = min(1.0, max_samples / shadow)
-    sizes = [max(1, round(share * len(labels.members))), max(1, round(share * len(labels.others))), *[max_samples] * 2]
+    sizes = _machine_sizes([len(part) for part in sets], max_samples)
     for name, reading_name in _MACHINES.items():
         parts = (reading[reading_name][:size] for reading, size in zip(readings, sizes, strict=True))
         found[f"SVC {name}"] = svc_attack(Pool(*parts))
@@ -118,7 +133,7 @@ def observe(
     setting: Setting,
     mode: Mode = "corrected",
     held_out: int | None = None,
-    max_samples: int = MAX_SAMPLES,
+    max_samples: int | None = MAX_SAMPLES,
 ) -> Attacked:
     """The nine attacks and the scores of single samples."""
     retain, test, forget = needed(subject, "retain", "test", "forget")
@@ -164,6 +179,18 @@ def compare(own: Attacked, retrained: Attacked | None, setting: Setting) -> Find
             "the test split has none; forget samples are ranked against all of it"
         )
     return findings
+
+
+def _chosen(part: SplitOutputs, rows: Tensor) -> SplitOutputs:
+    return SplitOutputs(part.logits[rows], part.labels[rows], part.keys[rows])
+
+
+def _machine_sizes(sizes: list[int], limit: int | None) -> list[int]:
+    """How many of each set the support vector machines see."""
+    if limit is None:
+        return sizes
+    share = min(1.0, limit / (sizes[0] + sizes[1]))
+    return [max(1, round(share * size)) for size in sizes[:2]] + [limit] * 2
 
 
 def _resampled(own: Attacked, other: Attacked, kind: str, setting: Setting) -> Draws:

@@ -26,9 +26,9 @@ def entropy(probabilities: Tensor) -> Tensor:
 def modified_entropy(probabilities: Tensor, labels: Tensor) -> Tensor:
     """−(1 − p_y) log p_y − Σ_{i≠y} p_i log(1 − p_i): small where the label is sure, large where another is."""
     own = confidence(probabilities, labels)
-    terms = probabilities * _log(1 - probabilities)
-    others = terms.sum(1) - confidence(terms, labels)
-    return -(1 - own) * _log(own) - others
+    # Each row's own term is left out rather than subtracted: where p_y rounds to 1 it would swallow the others.
+    terms = (probabilities * _log(1 - probabilities)).scatter(1, labels[:, None], 0)
+    return -(1 - own) * _log(own) - terms.sum(1)
 
 
 def public_modified_entropy(probabilities: Tensor, labels: Tensor) -> Tensor:

@@ -102,13 +102,6 @@ def strength(report: Report) -> dict[str, Any] | None:
     search = report.search or {}
     first, last = curve[0][0], curve[-1][0]
     chosen = report.alpha if report.alpha is not None and first <= report.alpha <= last else None
-    note = ""
-    if report.edit["removed"]:
-        if any(forget > 0 for alpha, forget, _ in curve if alpha > 0):
-            note = "Measured with the removed outputs of the classifier put back: with them out, no sample is "
-            note += "labelled as a forgotten class at any alpha, and the curve would say nothing."
-        else:
-            note = "With outputs of the classifier removed, forget accuracy is 0 at every alpha above 0."
     return {
         "chart": charts.alpha_chart(curve, chosen, search.get("target") if search.get("score") == "target" else None),
         "rows": [
@@ -122,8 +115,21 @@ def strength(report: Report) -> dict[str, Any] | None:
         "start": chosen if chosen is not None else first,
         "chosen": chosen,
         "decided": _decided(search),
-        "note": note,
+        "note": _put_back(report, chosen),
     }
+
+
+def _put_back(report: Report, chosen: float | None) -> str:
+    """Why the curve and the result above differ where outputs of the classifier were removed."""
+    if not report.edit["removed"]:
+        return ""
+    said = "Measured with the removed outputs of the classifier put back: with them out, no sample is labelled as a "
+    said += "forgotten class at any alpha, and the curve would say nothing."
+    here = next((percent(forget) for alpha, forget, _ in report.curve if alpha == chosen), None)
+    above = next((entry["after"] for entry in outcome(report) if entry["name"] == "forget"), None)
+    if here is None or above is None:
+        return said
+    return f"{said} At alpha\u00a0{chosen:g} forget accuracy is {here} with them in and, as above, {above} without."
 
 
 def _step(span: float) -> float:
