@@ -18,8 +18,8 @@ import unmerge
 from networks import batched, request, split
 from unmerge import Edit, LayerEdit, Recipe, Statistics, compose
 from unmerge.bench.digits import accuracy, load_digits, train
-from unmerge.edit import REMOVED_BIAS
 from unmerge.errors import EditError
+from unmerge.rewriting import REMOVED_BIAS
 
 TRAIN, TEST = load_digits()
 

@@ -430,6 +430,7 @@ def test_the_directory_holds_a_small_safetensors_file_and_readable_json(tmp_path
         "rank": edit.layers["conv1"].rank,
         "shift_to": "bn1.running_mean",
         "transposed": False,
+        "beyond_lora": None,
     }
     assert set(readable["weights"]) == {
         *(f"{name}.weight" for name in ("conv1", "conv2", "fc")),

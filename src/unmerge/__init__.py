@@ -1,11 +1,15 @@
 """Make a fine-tuned network forget a class or a concept by a closed-form, low-rank, reversible edit."""
 
+from unmerge import tokens
 from unmerge.collection import collect
 from unmerge.composition import compose
 from unmerge.diagnosis import Diagnosis, diagnose
 from unmerge.edit import Edit, LayerEdit
+from unmerge.interop.checkpoints import edit_checkpoint
 from unmerge.moments import Moments
+from unmerge.parts import plan
 from unmerge.pipeline import fit
+from unmerge.planning import Plan
 from unmerge.recipe import Recipe
 from unmerge.statistics import Statistics
 from unmerge.strength import AlphaSearch, search_alpha
@@ -17,12 +21,16 @@ __all__ = [
     "Edit",
     "LayerEdit",
     "Moments",
+    "Plan",
     "Recipe",
     "Statistics",
     "__version__",
     "collect",
     "compose",
     "diagnose",
+    "edit_checkpoint",
     "fit",
+    "plan",
     "search_alpha",
+    "tokens",
 ]

@@ -85,6 +85,7 @@ def _joined(parts: list[tuple[LayerEdit, float]]) -> LayerEdit:
         shift=torch.stack(shifts).sum(0).to(first.B) if shifts else None,
         shift_to=next((layer.shift_to for layer, _ in parts if layer.shift_to is not None), None),
         transposed=first.transposed,
+        beyond_lora=first.beyond_lora,
     )
 
 

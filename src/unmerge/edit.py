@@ -16,17 +16,19 @@ from torch import Tensor, nn
 
 from unmerge import ledger as ledgers
 from unmerge.batches import PROBE_SAMPLES, Forward, check_rereadable, first_batch, first_samples
+from unmerge.binding import check_model
 from unmerge.errors import EditError, FileError, RecipeError, listing, warn
 from unmerge.files import read_tensors, write_json, write_tensors
-from unmerge.fingerprint import differences, fingerprint, state_of
-from unmerge.layers import from_matrix, tensor_name
+from unmerge.fingerprint import state_of
+from unmerge.layers import tensor_name, weight_in
 from unmerge.normalization import evaluating, norm_inputs, norms_behind
 from unmerge.normalization import recalibrate as recalibrate_norms
 from unmerge.recipe import Recipe
+from unmerge.rewriting import rewritten, surviving_share
 from unmerge.tables import html_table
 
 KIND = "edit"
-REMOVED_BIAS = -1e4  # finite in float16, and below any logit
+_LAYER_FACTS = ("shift_to", "transposed", "beyond_lora")  # what a file holds of a layer beside its tensors
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class LayerEdit:
     shift: Tensor | None = None  # added to the output, times alpha
     shift_to: str | None = None  # the bias, or the running mean of the BatchNorm behind
     transposed: bool = False  # the weight is stored as (in, out)
+    beyond_lora: str | None = None  # why no LoRA adapter can hold it, where none can
 
     @property
     def rank(self) -> int:
@@ -77,13 +80,10 @@ class Edit:
         recalibrate: batches (of retain data) to re-estimate the BatchNorms behind edited layers from.
         force: apply to other weights than those the edit was fitted on.
         """
-        alpha = self._strength(alpha)
-        if head_alpha is not None and self.head is None:
-            raise EditError("head_alpha= is given, but this edit does not change the classifier.")
-        head_alpha = alpha if head_alpha is None else self._strength(head_alpha)
+        alpha, head_alpha = self.strengths(alpha, head_alpha)
         if any(entry.edit is self for entry in ledgers.ledger_of(model).entries):
             raise EditError("this model carries this edit already. Call edit.revert(model) first.")
-        self._check_fits(model, force)
+        check_model(self, model, force)
         entry = ledgers.Entry(self, alpha, head_alpha)
         values = self.changes(state_of(model), alpha, head_alpha)
         broken = [name for name, value in values.items() if not value.isfinite().all()]
@@ -133,57 +133,15 @@ class Edit:
         return list(dict.fromkeys(names))
 
     def changes(self, state: Mapping[str, Tensor], alpha: float, head_alpha: float | None = None) -> dict[str, Tensor]:
-        """The tensors of a state dict that the edit changes, with their new values; computed wide, rounded once."""
-        changed: dict[str, Tensor] = {}
-
-        def present(name: str) -> Tensor:
-            return changed[name] if name in changed else state[name].detach()
-
-        for name, layer in self.layers.items():
-            strength = alpha if name != self.head or head_alpha is None else head_alpha
-            weight_name = tensor_name(name, "weight")
-            weight = present(weight_name)
-            wide = torch.promote_types(weight.dtype, torch.float32)
-            B, Q = layer.B.to(weight.device, wide), layer.Q.to(weight.device, wide)
-            delta = from_matrix(B @ Q.mT, weight, layer.transposed)
-            changed[weight_name] = weight.to(wide).sub(delta, alpha=strength).to(weight.dtype)
-            if layer.shift is not None and layer.shift_to is not None:
-                target = present(layer.shift_to)
-                # A BatchNorm subtracts its running mean.
-                sign = -1 if layer.shift_to.endswith(".running_mean") else 1
-                shift = layer.shift.to(target.device, wide)
-                changed[layer.shift_to] = target.to(wide).add(shift, alpha=sign * strength).to(target.dtype)
-        rows = self._removed_rows(state)
-        if rows and self.head is not None:
-            names = [tensor_name(self.head, part) for part in ("weight", "bias")]
-            weight, bias = (present(name).clone() for name in names)
-            if self.layers[self.head].transposed:
-                weight[:, rows] = 0
-            else:
-                weight[rows] = 0
-            bias[rows] = REMOVED_BIAS
-            changed |= zip(names, (weight, bias), strict=True)
-        return changed
-
-    def _removed_rows(self, state: Mapping[str, Tensor]) -> list[int]:
-        """The rows of the head to take out, with those that an earlier edit took out, which must stay so."""
-        bias = state.get(tensor_name(self.head, "bias")) if self.head is not None else None
-        if bias is None:
-            return list(self.removed)
-        gone = (bias.detach() == torch.tensor(REMOVED_BIAS, dtype=bias.dtype, device=bias.device)).nonzero()
-        return sorted({*self.removed, *gone.flatten().tolist()})
+        """The tensors of a state dict that the edit changes, with their new values."""
+        head_alpha = alpha if head_alpha is None else head_alpha
+        return {name: rewritten(self, name, state, alpha, head_alpha) for name in self.touched}
 
     def survived(self, model: nn.Module, alpha: float | None = None) -> dict[str, float]:
         """The share of each layer's change that rounding to the weight's type leaves: 1 for float32, less for bf16."""
         alpha = self._strength(alpha)
         state = state_of(model)
-        shares = {}
-        for name, layer in self.layers.items():
-            weight = state[tensor_name(name, "weight")].detach().double()
-            meant = -alpha * from_matrix((layer.B @ layer.Q.mT).to(weight), weight, layer.transposed)
-            rounded = (weight + meant).to(state[tensor_name(name, "weight")].dtype).double() - weight
-            shares[name] = ((rounded * meant).sum() / meant.square().sum()).item() if meant.any() else 1.0
-        return shares
+        return {name: surviving_share(layer, weight_in(state, name), alpha) for name, layer in self.layers.items()}
 
     def save(self, directory: str | Path) -> None:
         """Write `edit.safetensors`, which holds everything, and `edit.json`, its readable part."""
@@ -203,21 +161,47 @@ class Edit:
         if not (directory / "edit.safetensors").is_file():
             raise FileError(f"{directory} holds no edit: there is no edit.safetensors in it.")
         tensors, header = read_tensors(directory / "edit.safetensors", KIND, device)
+        return cls.from_dict(header, tensors, directory)
+
+    def to_peft(
+        self, directory: str | Path, alpha: float | None = None, base: nn.Module | str | Path | None = None
+    ) -> None:
+        """Write the edit at one strength as a PEFT LoRA adapter; what no adapter can hold is refused.
+
+        base: the model that the edit was fitted on, or where it lies: its name on the Hub, or a path.
+        """
+        from unmerge.interop.adapters import write_adapter
+
+        write_adapter(self, Path(directory), self._strength(alpha), base)
+
+    @classmethod
+    def from_peft(cls, directory: str | Path, base: nn.Module | None = None) -> Edit:
+        """Read what `to_peft` wrote, or any plain LoRA adapter as an edit of alpha 1.
+
+        base: the model that the adapter belongs to. An adapter of others says nothing of its weights, so without
+        base such an edit must be applied with force=True.
+        """
+        from unmerge.interop.adapters import read_adapter
+
+        return read_adapter(Path(directory), base)
+
+    @classmethod
+    def from_dict(cls, header: Mapping[str, Any], tensors: Mapping[str, Tensor], source: Path) -> Edit:
+        """The edit of `to_dict`'s values and the tensors that belong to it, as read from `source`."""
         try:
             layers = {
                 name: LayerEdit(
                     tensors[f"{name}:B"],
                     tensors[f"{name}:Q"],
                     tensors.get(f"{name}:shift"),
-                    entry["shift_to"],
-                    entry["transposed"],
+                    **{fact: entry[fact] for fact in _LAYER_FACTS},
                 )
                 for name, entry in header["layers"].items()
             }
             values = {name: header[name] for name in ("alpha", "head", "weights", "provenance")}
             return cls(layers, Recipe.from_dict(header["recipe"]), removed=tuple(header["removed"]), **values)
         except (KeyError, TypeError, AttributeError, RecipeError) as error:
-            raise FileError(f"{directory} was written by another version of unmerge: {error!r}.") from error
+            raise FileError(f"{source} was written by another version of unmerge: {error!r}.") from error
 
     def to_dict(self) -> dict[str, Any]:
         """All but the tensors, as plain values."""
@@ -227,7 +211,7 @@ class Edit:
             "head": self.head,
             "removed": list(self.removed),
             "layers": {
-                name: {"rank": layer.rank, "shift_to": layer.shift_to, "transposed": layer.transposed}
+                name: {"rank": layer.rank, **{fact: getattr(layer, fact) for fact in _LAYER_FACTS}}
                 for name, layer in self.layers.items()
             },
             "weights": self.weights,
@@ -253,6 +237,13 @@ class Edit:
         )
         return f"<p>{escape(repr(self))}</p><ul>{choices}</ul>{table}"
 
+    def strengths(self, alpha: float | None, head_alpha: float | None) -> tuple[float, float]:
+        """The strength of the layers and of the classifier, with the recommendation where none is given."""
+        alpha = self._strength(alpha)
+        if head_alpha is not None and self.head is None:
+            raise EditError("head_alpha= is given, but this edit does not change the classifier.")
+        return alpha, alpha if head_alpha is None else self._strength(head_alpha)
+
     def _strength(self, alpha: float | None) -> float:
         alpha = self.alpha if alpha is None else alpha
         if alpha is None:
@@ -260,26 +251,3 @@ class Edit:
         if isinstance(alpha, bool) or not isinstance(alpha, Real) or not math.isfinite(alpha) or alpha < 0:
             raise EditError(f"alpha={alpha!r} is not a finite number from 0 upwards.")
         return float(alpha)
-
-    def _check_fits(self, model: nn.Module, force: bool) -> None:
-        state = state_of(model)
-        missing = [name for name in self.touched if name not in state]
-        if missing:
-            raise EditError(f"the model has no {listing(missing)}, which this edit changes; it belongs to another.")
-        mine = {name: state[name] for name in self.touched}
-        weights = {tensor_name(name, "weight"): layer for name, layer in self.layers.items()}
-        shapes = [name for name, layer in weights.items() if not layer.fits(state[name])]
-        if shapes:
-            raise EditError(f"{listing(shapes)} have other shapes in this model than in the one that was fitted.")
-        if force:
-            return
-        # Fitted on the weights as they are, or on those from before the edits that the model carries.
-        ledger = ledgers.ledger_of(model)
-        original = {name: ledger.before.get(name, tensor) for name, tensor in mine.items()}
-        changed = differences(fingerprint(mine), self.weights)
-        if changed and differences(fingerprint(original), self.weights):
-            layers = dict.fromkeys(name.rpartition(".")[0] for name in changed)
-            raise EditError(
-                f"this edit was fitted on other weights of {listing(layers)}. Apply it to the checkpoint it was fitted "
-                "on, or pass force=True."
-            )

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from unmerge.errors import FileError
+from unmerge.errors import FileError, listing
 from unmerge.fingerprint import differences, fingerprint
 
 
@@ -31,8 +31,11 @@ def replacing(target: Path) -> Iterator[Path]:
         yield part
         with open(part, "rb") as written:
             os.fsync(written.fileno())
-        os.chmod(part, 0o666 & ~_umask())
+        os.chmod(part, 0o666 & ~umask())
         os.replace(part, target)
+    except OSError as error:
+        error.filename = error.filename or str(target)  # a full disk does not say where
+        raise
     finally:
         part.unlink(missing_ok=True)
 
@@ -107,7 +110,8 @@ def load_weights(path: Path) -> dict[str, Tensor]:
     if isinstance(loaded, Mapping) and isinstance(loaded.get("state_dict"), Mapping):
         loaded = loaded["state_dict"]
     if not isinstance(loaded, Mapping) or not all(isinstance(value, Tensor) for value in loaded.values()):
-        raise FileError(f"{path} holds a {type(loaded).__name__}, expected a state dict of tensors.")
+        keys = f" with {listing(map(str, loaded))}" if isinstance(loaded, Mapping) else ""
+        raise FileError(f"{path} holds a {type(loaded).__name__}{keys}; expected a state dict of tensors.")
     return dict(loaded)
 
 
@@ -122,12 +126,13 @@ def write_json(path: Path, value: Any) -> None:
         part.write_text(json.dumps(value, indent=2) + "\n")
 
 
-def _seal(metadata: Mapping[str, str]) -> str:
-    parts = [f"{key}={metadata.get(key, '')}" for key in ("unmerge", "header", "checksums")]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
-
-
-def _umask() -> int:
+def umask() -> int:
+    """The bits that this process takes from the mode of a new file."""
     current = os.umask(0)
     os.umask(current)
     return current
+
+
+def _seal(metadata: Mapping[str, str]) -> str:
+    parts = [f"{key}={metadata.get(key, '')}" for key in ("unmerge", "header", "checksums")]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()

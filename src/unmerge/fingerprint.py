@@ -8,6 +8,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
+from unmerge.offloading import with_offloaded
+
 _CHUNK = 1 << 20
 _SMALL = {"cpu": 1 << 14, "cuda": 1 << 20}  # up to which many tensors are summed in one go: there, each call costs more
 
@@ -30,11 +32,18 @@ def fingerprint(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     }
 
 
+def kind_of(checksum: str) -> tuple[torch.dtype, tuple[int, ...]]:
+    """The type and shape of the tensor that a checksum is of."""
+    dtype, _, rest = checksum.partition("[")
+    sizes = rest.partition("]")[0]
+    return getattr(torch, dtype), tuple(int(size) for size in sizes.split(",") if size)
+
+
 def state_of(model: nn.Module) -> dict[str, Tensor]:
     """Every parameter and buffer of a model, also those that state_dict leaves out."""
     state: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
     state.update(model.named_buffers(remove_duplicate=False))
-    return state
+    return with_offloaded(model, state)
 
 
 def differences(found: Mapping[str, str], expected: Mapping[str, str], names: Iterable[str] | None = None) -> list[str]:

@@ -13,7 +13,7 @@ from unmerge.baselines.copies import working_copy
 from unmerge.baselines.forgotten import forgotten_classes
 from unmerge.baselines.samples import Data
 from unmerge.batches import Forward, classifier_logits
-from unmerge.edit import REMOVED_BIAS
+from unmerge.rewriting import REMOVED_BIAS
 
 
 class LogitMask(nn.Module):

@@ -12,10 +12,10 @@ from unmerge.baselines.forgotten import forgotten_classes
 from unmerge.baselines.samples import Data
 from unmerge.baselines.training import predict
 from unmerge.batches import PROBE_SAMPLES, Forward, first_batch, first_samples, on_device
-from unmerge.edit import REMOVED_BIAS
 from unmerge.errors import LayerError, suggest
 from unmerge.layers import candidates, head_of, is_transposed
 from unmerge.normalization import evaluating
+from unmerge.rewriting import REMOVED_BIAS
 
 
 def head_removal(
