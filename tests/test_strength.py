@@ -23,7 +23,8 @@ from unmerge.bench.digits import Split, load_digits, train
 from unmerge.errors import DataError, EditError, UnmergeWarning
 from unmerge.fingerprint import fingerprint, state_of
 from unmerge.ledger import ledger_of
-from unmerge.strength import EVALUATIONS, Point, accuracy, divergence
+from unmerge.measures import accuracy, divergence
+from unmerge.strength import EVALUATIONS, Point
 
 TRAIN, TEST = load_digits()
 FORGET, RETAIN = TRAIN.only(3), TEST.without(3)
@@ -405,6 +406,21 @@ def test_what_comes_first_on_any_falling_curve_stops_the_search(forgets: float, 
             found = search_alpha(edit, model, ["forget"], **options)
         expected = (GRID[GRID.index(broken) - 1], "retain") if broken < math.inf else (10.0, "max_alpha")
         assert (found.alpha, found.stopped_by, found.reached) == (*expected, False)
+    assert len(found.curve) <= EVALUATIONS
+
+
+@pytest.mark.parametrize("lowest", [0.0, 0.2])
+def test_a_forget_measure_that_rises_again_is_taken_at_its_lowest(lowest: float) -> None:
+    """As with an edit that is driven far beyond what it removes."""
+    model, edit = dial()
+
+    def metric(changed: nn.Module, data: list[str]) -> float:
+        return lowest + max(0.0, abs(reading(changed) - 2.7) - 0.1) / 4
+
+    with nullcontext() if lowest == 0 else pytest.warns(UnmergeWarning, match="no alpha brings"):
+        found = search_alpha(edit, model, ["forget"], metric=metric)
+    assert found.alpha == pytest.approx(2.7, abs=0.16)
+    assert found.reached == (lowest == 0)
     assert len(found.curve) <= EVALUATIONS
 
 

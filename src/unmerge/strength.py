@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from unmerge.batches import Forward, batches, check_rereadable, classifier_logits, feed, labels_of, on_device
+from unmerge.batches import Forward, check_rereadable
+from unmerge.distributed import size, summed, together
 from unmerge.edit import Edit
-from unmerge.errors import DataError, EditError, suggest, warn
+from unmerge.errors import EditError, suggest, warn
 from unmerge.ledger import ledger_of
-from unmerge.normalization import evaluating
+from unmerge.measures import accuracy, divergence
 from unmerge.tables import html_table, text_table
 
 SCORES = ("target", "kodge", "tow", "kl")
@@ -78,6 +78,7 @@ class AlphaSearch:
         ]
 
 
+@together()
 def search_alpha(
     edit: Edit,
     model: nn.Module,
@@ -102,7 +103,8 @@ def search_alpha(
     retain: (a sample of) retain data; its accuracy may drop by at most `max_drop` below the un-edited model's.
     score: "target" as above; "kodge" maximises Acc_R · (1 − Acc_F), "tow" closeness to a `reference` (a model, or its
         accuracies {"forget": ..., "retain": ...}), "kl" minimises the divergence from a reference model on forget.
-    metric: in place of the accuracy, a function (model, data) -> number that falls as the model forgets.
+    metric: in place of the accuracy, a function (model, data) -> number that falls as the model forgets; of several
+        processes each calls it, and the mean counts.
     recalibrate: retain batches that BatchNorm statistics are re-estimated from at every alpha, as `apply` does.
     """
     _check(target, max_drop, score, retain, reference, max_alpha, step)
@@ -116,7 +118,7 @@ def search_alpha(
     trial = replace(edit, removed=())
     # A bias that only the removal of rows changes is not touched meanwhile.
     trial = replace(trial, weights={name: known for name, known in edit.weights.items() if name in trial.touched})
-    measure = metric or (lambda changed, data: accuracy(changed, data, forward))
+    measure = _mean_over_processes(metric) if metric else lambda changed, data: accuracy(changed, data, forward)
     goal = _goal(score, reference, forget, retain, measure, forward)
 
     def at(alpha: float) -> Point:
@@ -133,6 +135,13 @@ def search_alpha(
     if score == "target":
         return _smallest(grid, target, max_drop)
     return _best(grid, score, target)
+
+
+def _mean_over_processes(metric: Metric) -> Metric:
+    def mean(model: nn.Module, data: Any) -> float:
+        return summed(float(metric(model, data)))[0] / size()
+
+    return mean
 
 
 class _Grid:
@@ -165,28 +174,37 @@ def _smallest(grid: _Grid, target: float, max_drop: float) -> AlphaSearch:
     """Bracket by doubling, then bisect: forget and retain accuracy fall as alpha grows."""
     lowest = math.inf if (kept := grid(0).retain) is None else kept - max_drop
 
+    def too_low(place: int) -> bool:
+        found = grid(place).retain
+        return found is not None and found < lowest
+
     def stop(place: int) -> bool:
-        point = grid(place)
-        return point.forget <= target or (point.retain is not None and point.retain < lowest)
+        return grid(place).forget <= target or too_low(place)
 
     low, high = 0, grid.place(1.0)
     if stop(0):
         return grid.search(0, "target", target, "target")
     while not stop(high) and high < grid.size:
         low, high = high, min(grid.size, 2 * high)
-    while high - low > 1 and grid.left > 0:
-        middle = (low + high) // 2
-        low, high = (low, middle) if stop(middle) else (middle, high)
-    point = grid(high)
-    too_low = point.retain is not None and point.retain < lowest
-    if point.forget <= target and not too_low:
-        return grid.search(high, "target", target, "target")
-    chosen, by = (low, "retain") if too_low else (high, "max_alpha")
-    found = grid.search(chosen, "target", target, by)
-    why = f"retain may drop by {max_drop:g} at most" if too_low else f"alpha is searched up to {point.alpha:g}"
+    if stop(high):
+        while high - low > 1 and grid.left > 0:
+            middle = (low + high) // 2
+            low, high = (low, middle) if stop(middle) else (middle, high)
+    else:
+        # Far beyond what an edit removes the forget measure may rise again: the target may lie in a dip.
+        _refine(grid, lambda place: -grid(place).forget)
+    reached = [place for place, point in grid.points.items() if point.forget <= target and not too_low(place)]
+    if reached:
+        return grid.search(min(reached), "target", target, "target")
+    allowed = [place for place in grid.points if not too_low(place)]
+    chosen = min(allowed, key=lambda place: (grid(place).forget, -place))
+    found = grid.search(chosen, "target", target, "retain" if too_low(high) else "max_alpha")
+    limit = (
+        f"retain may drop by {max_drop:g} at most" if too_low(high) else f"alpha is searched up to {grid(high).alpha:g}"
+    )
     warn(
         f"no alpha brings the forget measure to {target:g}: it is {found.point.forget:.4f} at alpha={found.alpha:g}, "
-        f"and {why}. The request may be entangled with what is retained: look at unmerge.diagnose."
+        f"and {limit}. The request may be entangled with what is retained: look at unmerge.diagnose."
     )
     return found
 
@@ -201,6 +219,12 @@ def _best(grid: _Grid, score: str, target: float) -> AlphaSearch:
 
     for alpha in (0, 0.5, 1, 2, 4, 8):
         value(0 if alpha == 0 else grid.place(alpha))
+    _refine(grid, value)
+    return grid.search(max(sorted(grid.points), key=value), score, target, "best score")
+
+
+def _refine(grid: _Grid, value: Callable[[int], float]) -> None:
+    """Spend what is left of the evaluations between the best place and its neighbours."""
     while grid.left > 0:
         known = sorted(grid.points)
         best = max(known, key=value)
@@ -210,30 +234,7 @@ def _best(grid: _Grid, score: str, target: float) -> AlphaSearch:
         width, middle = max((upper - lower, (lower + upper) // 2) for lower, upper in ((below, best), (best, above)))
         if width <= 1:
             break
-        value(middle)
-    return grid.search(max(sorted(grid.points), key=value), score, target, "best score")
-
-
-@torch.no_grad()
-def accuracy(model: nn.Module, data: Iterable[Any], forward: Forward | None = None) -> float:
-    """The share of labelled samples that a classifier labels right."""
-    right = total = 0
-    with evaluating(model):
-        for batch in batches(data, "accuracy"):
-            logits, labels = _logits(model, batch, forward), labels_of(batch)
-            if labels is None:
-                raise DataError(
-                    "a batch has no class labels (a 1-D integer tensor, one a sample), so there is no accuracy to "
-                    "look at. Give batches as (inputs, labels), or pass metric=, a function (model, data) -> number."
-                )
-            right += int((logits.argmax(1) == labels.to(logits.device)).sum())
-            total += len(labels)
-    return right / total
-
-
-def _logits(model: nn.Module, batch: Any, forward: Forward | None) -> Tensor:
-    output = feed(model, on_device(model, batch), forward)
-    return classifier_logits(output, ", or metric=, a function (model, data) -> number")
+        grid(middle)
 
 
 def _goal(
@@ -259,18 +260,6 @@ def _goal(
         assert isinstance(reference, nn.Module)
         return lambda changed, _: -divergence(changed, reference, forget, forward)
     return None
-
-
-@torch.no_grad()
-def divergence(model: nn.Module, reference: nn.Module, data: Iterable[Any], forward: Forward | None = None) -> float:
-    """KL(p_model ‖ p_reference), the mean over the data."""
-    total, count = 0.0, 0
-    with evaluating(model), evaluating(reference):
-        for batch in batches(data, "divergence"):
-            mine, theirs = (_logits(which, batch, forward).double().log_softmax(1) for which in (model, reference))
-            total += (mine.exp() * (mine - theirs.to(mine.device))).sum().item()
-            count += len(mine)
-    return total / count
 
 
 def _check(

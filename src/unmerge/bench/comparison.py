@@ -17,8 +17,8 @@ import unmerge
 from unmerge import baselines
 from unmerge.bench.tasks import Task
 from unmerge.evaluation import Column, Evaluation, Figure, Table, evaluate
+from unmerge.measures import accuracy
 from unmerge.recipe import Recipe
-from unmerge.strength import accuracy
 
 RATES = (1.0, 10.0, 100.0)  # times the paper's learning rate
 ALL_AXES = ("accuracy", "entanglement", "membership", "fidelity", "decodability", "relearning", "calibration")

@@ -18,19 +18,21 @@ from unmerge.cli.images import png
 from unmerge.cli.models import Loaded
 from unmerge.cli.parts import pictures_of, some_of
 from unmerge.cli.requests import Requested
+from unmerge.cli.resuming import Kept
 from unmerge.collection import collect
 from unmerge.diagnosis import Diagnosis, diagnose
 from unmerge.edit import Edit
 from unmerge.errors import EditError
 from unmerge.initial import Init
 from unmerge.layers import select
+from unmerge.measures import accuracy
 from unmerge.normalization import evaluating
 from unmerge.pipeline import fit
 from unmerge.recipe import Recipe
 from unmerge.request import needed_of, pair_of
 from unmerge.separability import random_control
 from unmerge.statistics import Statistics
-from unmerge.strength import AlphaSearch, accuracy, search_alpha
+from unmerge.strength import AlphaSearch, search_alpha
 
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0)
 SAMPLES = 12  # that a report shows
@@ -98,17 +100,27 @@ def layer_choice(job: Job) -> dict[str, Any]:
     return chosen if job.settings.edited_only else {}
 
 
-def gather(job: Job, known: Statistics | None = None) -> Gathered:
-    """One pass over the data; with the statistics of everything, over what is forgotten alone."""
+def gather(job: Job, known: Statistics | None = None, kept: Kept | None = None) -> Gathered:
+    """One pass over the data, less what is kept of it; with the statistics of everything, over what is forgotten."""
     module, request, seed = job.model.module, job.request, job.recipe.seed
     choice, needed = layer_choice(job), needed_of(job.recipe)
-    with job.phase("statistics", "reading what is to be forgotten"):
+
+    def read_forget() -> Statistics:
         layers: dict[str, Any] = choice if known is None else {"layers": known}
-        forget = collect(module, request.forget, **layers, **needed, seed=seed, what="forget")
+        return collect(module, request.forget, **layers, **needed, seed=seed, what="forget")
+
+    def read_retain() -> Statistics:
+        return collect(module, request.retain, forget, seed=seed, what="retain")
+
+    with job.phase("statistics", "reading what is to be forgotten"):
+        if known is not None or kept is None:
+            forget = read_forget()
+        else:
+            forget = kept.passed("forget", request.forget, read_forget)
     if known is not None:
         return Gathered(known, forget, known - forget)
     with job.phase("statistics", "reading what is to be retained"):
-        retain = collect(module, request.retain, forget, seed=seed, what="retain")
+        retain = read_retain() if kept is None else kept.passed("retain", request.retain, read_retain)
     both = (
         (forget, retain)
         if bool(forget.classes) == bool(retain.classes)

@@ -149,7 +149,7 @@ def _decided(search: Mapping[str, Any]) -> str:
         "target": f"{alpha} is the smallest alpha that was found to bring forget accuracy to {target} or less.",
         "retain": f"Beyond {alpha}, retain accuracy would fall by more than was allowed; forget accuracy stays above "
         f"{target}.",
-        "max_alpha": f"No alpha up to {alpha} brings forget accuracy to {target}.",
+        "max_alpha": f"No alpha that was tried brings forget accuracy to {target}; it is lowest at {alpha}.",
         "best score": f"{alpha} has the best score ({search['score']}) of those tried.",
     }
     return reasons.get(search["stopped_by"], "")
