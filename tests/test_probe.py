@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from networks import cnn, conv1d_net, hf_resnet, hf_vit, mlp
 from test_unfolding import SamePadding
 from unmerge.batches import Forward
+from unmerge.hooks import hooked
 from unmerge.layers import select
 from unmerge.normalization import evaluating
-from unmerge.probe import Probe, hooked, identity, probe
+from unmerge.probe import Probe, identity, probe
 
 
 def look(model: nn.Module, batch: object, forward: Forward | None = None) -> Probe:
@@ -123,7 +124,7 @@ def test_hooks_see_positional_and_keyword_inputs_and_go_away_after_an_exception(
     inputs = images(3, 6)
 
     def broken() -> None:
-        with hooked(model, ["0"], lambda name, module, given, output: seen.append((name, given, output))):
+        with hooked(model, ["0"], lambda name, module, given, output, routed: seen.append((name, given, output))):
             model[0](inputs)
             model[0](input=inputs)
             raise KeyError

@@ -18,7 +18,7 @@ from unmerge.bench.digits import Split, load_digits, train
 from unmerge.errors import DataError, RecipeError, StatisticsError, UnmergeWarning
 from unmerge.request import pair_of
 from unmerge.separability import Separability
-from unmerge.verdict import Verdict, judge, verdict_of
+from unmerge.verdict import Evidence, Verdict, verdict_of
 
 TRAIN, _ = load_digits()
 HEAD_ONLY = Recipe(layers=["11"], head="edit")  # the classifier alone: quick to fit
@@ -74,7 +74,7 @@ def verdicts(model: nn.Module, everything: Statistics) -> dict[tuple[str, bool],
         found[name, True] = unmerge.diagnose(lost, kept, model, recipe=Recipe(basis="lda"), control=control).verdict
         # As fit does; retain statistics have no samples to draw a control from.
         request = pair_of(lost, kept, Recipe(basis="lda"))
-        found[name, False] = judge(model, request, everything.layers, kept, seed=0)
+        found[name, False] = Evidence().add(model, request, everything.layers, kept, seed=0).verdict()
     return found
 
 

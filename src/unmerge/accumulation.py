@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import add
 
 import torch
 from torch import Tensor, nn
 
 from unmerge import shifts
 from unmerge.errors import DataError
+from unmerge.experts import Routed
 from unmerge.moments import Moments
+from unmerge.sampling import Drawn, Reservoir
 from unmerge.unfolding import chunks
 
 
@@ -32,6 +36,23 @@ class BatchFacts:
     present: tuple[int, ...]  # the codes that occur
     classes: int  # how many there are so far
     mask: Tensor | None  # (samples, positions): which count
+    number: int = 0  # the place of the batch in the data
+
+    def to(self, device: torch.device) -> BatchFacts:
+        """The same on a layer's device, where a model is spread over several."""
+        codes, mask = (None if values is None else values.to(device) for values in (self.codes, self.mask))
+        return replace(self, codes=codes, mask=mask)
+
+    def of(self, routed: Routed) -> BatchFacts:
+        """The same of some tokens, each a sample of its own."""
+        if routed.tokens % self.size or (self.mask is not None and self.mask.numel() != routed.tokens):
+            raise DataError(
+                f"an expert's layer sees some of {routed.tokens} tokens, which do not fit {self.size} samples"
+                + ("." if self.mask is None else f" and a mask of shape {tuple(self.mask.shape)}.")
+            )
+        codes = None if self.codes is None else self.codes[routed.rows // (routed.tokens // self.size)]
+        mask = None if self.mask is None else self.mask.reshape(-1, 1)[routed.rows]
+        return replace(self, size=len(routed.rows), codes=codes, mask=mask)
 
 
 def _nothing() -> Tensor:
@@ -47,6 +68,18 @@ class LayerStatistics:
     class_sums: Tensor = field(default_factory=_nothing)  # Σx of each class, (classes, ..., features), float64
     class_moments: dict[int, Moments] = field(default_factory=dict)  # by place of the class
     sample: Tensor | None = None  # some rows, drawn at random
+
+
+def of_classes(moments: dict[int, Moments], classes: int) -> LayerStatistics:
+    """The statistics that follow from the full moments of each class, by place among so many classes."""
+    first, *others = moments.values()
+    result = LayerStatistics(reduce(add, others, first), class_moments=moments)
+    result.class_rows = torch.zeros(classes, dtype=torch.float64, device=first.mean.device)
+    result.class_sums = result.class_rows.new_zeros(classes, *first.mean.shape)
+    for place, part in moments.items():
+        result.class_rows[place] = part.n
+        result.class_sums[place] = part.n * part.mean
+    return result
 
 
 class Accumulator:
@@ -88,22 +121,18 @@ class Accumulator:
             code: part.finish() if isinstance(part, shifts.ShiftedMoments) else part
             for code, part in sorted(self._parts.items())
         }
-        result = LayerStatistics(next(iter(finished.values())))
         if self._labelled and self._full:
-            for part in list(finished.values())[1:]:
-                result.moments = result.moments + part
-            result.class_moments = finished
-            features = result.moments.mean.shape
-            result.class_rows = torch.zeros(max(finished) + 1, dtype=torch.float64, device=result.moments.mean.device)
-            result.class_sums = result.class_rows.new_zeros(max(finished) + 1, *features)
-            for code, part in finished.items():
-                result.class_rows[code] = part.n
-                result.class_sums[code] = part.n * part.mean
-        elif self._labelled:
-            result.class_rows, result.class_sums = self._class_rows, self._class_sums
+            result = of_classes(finished, max(finished) + 1)
+        else:
+            result = LayerStatistics(next(iter(finished.values())), self._class_rows, self._class_sums)
         if self._reservoir is not None:
             result.sample = self._reservoir.rows
         return result
+
+    @property
+    def drawn(self) -> Drawn | None:
+        """How the rows of the sample were drawn, where there is one."""
+        return None if self._reservoir is None else self._reservoir.drawn
 
     def _add_by_shift(self, inputs: Tensor, facts: BatchFacts) -> None:
         codes = self._codes(facts, len(inputs))
@@ -143,7 +172,7 @@ class Accumulator:
                 assert isinstance(moments, Moments)
                 moments.update(flat if chosen is None else flat[..., chosen, :], row_sum)
             if self._reservoir is not None:
-                self._reservoir.offer(flat)
+                self._reservoir.offer(flat, facts.number)
 
     def _split(self, facts: BatchFacts, codes: Tensor | None) -> list[tuple[int, Tensor | None]]:
         """The parts that a batch's rows go to: all to one, or each class to its own."""
@@ -186,25 +215,3 @@ class Accumulator:
             self._class_sums, self._class_rows = grown, rows
         self._class_sums.index_add_(0, codes, sums.double())
         self._class_rows.index_add_(0, codes, counts.double())
-
-
-class Reservoir:
-    """A uniform sample of rows of bounded size: each row draws a key, the smallest keys stay."""
-
-    def __init__(self, size: int, seed: int) -> None:
-        self._size = size
-        self._generator = torch.Generator().manual_seed(seed)
-        self._keys = torch.zeros(0)
-        self.rows: Tensor | None = None
-
-    def offer(self, rows: Tensor) -> None:
-        keys = torch.rand(rows.shape[-2], generator=self._generator)
-        if len(self._keys) == self._size:
-            fresh = (keys < self._keys.max()).nonzero()[:, 0]
-            keys, rows = keys[fresh], rows[..., fresh.to(rows.device), :]
-        rows = rows.detach()
-        self._keys = torch.cat([self._keys, keys])
-        self.rows = rows.clone() if self.rows is None else torch.cat([self.rows, rows], dim=-2)
-        if len(self._keys) > self._size:
-            kept = self._keys.topk(self._size, largest=False).indices.sort().values
-            self._keys, self.rows = self._keys[kept], self.rows[..., kept.to(rows.device), :]

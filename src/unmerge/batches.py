@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from typing import Any
+from inspect import signature
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
+from unmerge.distributed import is_first
 from unmerge.errors import DataError
+from unmerge.offloading import execution_device
+from unmerge.tokens import positions
 
 Forward = Callable[[nn.Module, Any], Any]
+Item = TypeVar("Item")
 PROBE_SAMPLES = 2  # that a first look at a model takes
 
 Mask = Callable[[Any], Tensor] | str | None
 
+BESIDE = ("labels", "group", "subject")  # entries of a mapping that stand beside what the model is given
+
 
 def inputs_of(batch: Any) -> Any:
-    """What the model is given: the tensor, the first entry of a tuple, or the mapping without its labels."""
+    """What the model is given: the tensor, the first entry of a tuple, or the mapping without its labels and masks."""
     if isinstance(batch, Mapping):
-        return {key: value for key, value in batch.items() if key != "labels"}
+        return {key: value for key, value in batch.items() if key not in BESIDE}
     if isinstance(batch, (tuple, list)) and batch:
         return batch[0]
     return batch
@@ -40,10 +47,13 @@ def first_tensor(batch: Any) -> Tensor:
 
 
 def labels_of(batch: Any) -> Tensor | None:
-    """Class labels: a 1-D integer tensor with one entry a sample; anything else (token labels) is none."""
+    """Class labels: a 1-D integer tensor with one entry a sample; anything else (token labels) is none.
+
+    A mapping may have them under "group" instead: all tokens of a sample get its group.
+    """
     labels = None
     if isinstance(batch, Mapping):
-        labels = batch.get("labels")
+        labels = batch.get("group", batch.get("labels"))
     elif isinstance(batch, (tuple, list)) and len(batch) > 1:
         labels = batch[1]
     if not isinstance(labels, Tensor) or labels.dim() != 1:
@@ -98,7 +108,16 @@ def feed(model: nn.Module, batch: Any, forward: Forward | None = None) -> Any:
     if forward is not None:
         return forward(model, batch)
     inputs = inputs_of(batch)
-    return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
+    return model(**_with_positions(model, inputs)) if isinstance(inputs, Mapping) else model(inputs)
+
+
+def _with_positions(model: nn.Module, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The inputs of a language model with the positions that left padding would shift."""
+    mask = inputs.get("attention_mask")
+    if "position_ids" in inputs or not isinstance(mask, Tensor) or mask.dim() != 2 or bool(mask[:, 0].all()):
+        return inputs
+    takes_positions = "position_ids" in signature(model.forward).parameters
+    return {**inputs, "position_ids": positions(mask)} if takes_positions else inputs
 
 
 def logits_of(output: Any) -> Tensor | None:
@@ -127,7 +146,8 @@ def classifier_logits(output: Any, otherwise: str = "") -> Tensor:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    return next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
+    device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
+    return device if device.type != "meta" else execution_device(model) or device
 
 
 def on_device(model: nn.Module, batch: Any) -> Any:
@@ -138,26 +158,31 @@ def on_device(model: nn.Module, batch: Any) -> Any:
 def batches(data: Iterable[Any], what: str) -> Iterator[Any]:
     """The batches of `data`, with a progress bar on a terminal; at least one."""
     check_iterable(data, what)
-    total = len(data) if isinstance(data, Sized) else None
     count = 0
-    for batch in tqdm(data, desc=what, total=total, unit="batch", disable=None, leave=False):
+    for batch in progress(data, what, len(data) if isinstance(data, Sized) else None):
         yield batch
         count += 1
     if count == 0:
-        raise _no_batch(what)
+        raise no_batch(what)
+
+
+def progress(data: Iterable[Item], what: str, total: int | None) -> Iterable[Item]:
+    """The same with a progress bar on a terminal; of several processes the first shows it."""
+    hidden = None if is_first() else True  # None: only where there is a terminal
+    return tqdm(data, desc=what, total=total, unit="batch", disable=hidden, leave=False)
 
 
 class ChosenSamples:
     """The samples at some places of an iterable of batches, in batches, as often as it is read."""
 
     def __init__(self, data: Iterable[Any], places: Iterable[int]) -> None:
-        self._data, self._places = data, set(places)
+        self.data, self.places = data, set(places)
 
     def __iter__(self) -> Iterator[Any]:
         start = 0
-        for batch in self._data:
+        for batch in self.data:
             size = len(first_tensor(batch))
-            chosen = [place for place in range(size) if start + place in self._places]
+            chosen = [place for place in range(size) if start + place in self.places]
             start += size
             if chosen:
                 yield select_samples(batch, torch.tensor(chosen))
@@ -166,10 +191,10 @@ class ChosenSamples:
 def first_batch(data: Iterable[Any], what: str) -> Any:
     for batch in data:
         return batch
-    raise _no_batch(what)
+    raise no_batch(what)
 
 
-def _no_batch(what: str) -> DataError:
+def no_batch(what: str) -> DataError:
     return DataError(f"{what}: the data gave no batch. Expected at least one; an iterator read before is empty.")
 
 

@@ -11,7 +11,10 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from unmerge.errors import LayerError, listing, suggest
+from unmerge.experts import Slice, slices_of, tensor_and_place
+from unmerge.offloading import identity_of, parameter_of
 from unmerge.recipe import LayerChoice
+from unmerge.shorthands import SYNTAX, expanded, is_shorthand
 
 
 @dataclass(frozen=True)
@@ -24,20 +27,52 @@ class Selection:
 
 
 def is_transposed(module: nn.Module) -> bool:
-    """Whether the module is transformers' Conv1D, which stores (in, out)."""
+    """Whether the module stores (in, out): transformers' Conv1D and some experts do."""
+    if isinstance(module, Slice):
+        return module.is_transposed
     # By name, so that transformers need not be imported.
     return any(
         base.__name__ == "Conv1D" and base.__module__ == "transformers.pytorch_utils" for base in type(module).__mro__
     )
 
 
-def candidates(model: nn.Module) -> dict[str, nn.Module]:
-    """Every convolution and linear in `named_modules()` order: what `skip_layers` counts."""
-    return {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, (nn.Linear, nn.Conv2d)) or is_transposed(module)
+def carries_adapters(model: nn.Module) -> bool:
+    """Whether a layer is wrapped by PEFT, so that its weight is not all of it."""
+    kinds = {base for module in model.modules() for base in type(module).__mro__}
+    return any(base.__name__ == "BaseTunerLayer" and base.__module__.startswith("peft.") for base in kinds)
+
+
+def beyond_lora(module: nn.Module) -> str | None:
+    """What keeps PEFT's LoRA from holding a change of this layer, if anything does."""
+    if isinstance(module, Slice):
+        return "a weight of several experts"
+    if not isinstance(module, nn.Conv2d):
+        return None
+    found = {
+        f"{module.groups} groups": module.groups > 1,
+        f"dilation {module.dilation}": module.dilation != (1, 1),
+        f"padding of {module.padding_mode!r}": module.padding_mode != "zeros",
     }
+    return ", ".join(reason for reason, holds in found.items() if holds) or None
+
+
+def candidates(model: nn.Module) -> dict[str, nn.Module]:
+    """Every convolution, linear and expert's slice in `named_modules()` order: what `skip_layers` counts."""
+    found: dict[str, nn.Module] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, (nn.Linear, nn.Conv2d)) or is_transposed(module):
+            found[name] = module
+        found |= slices_of(name, module)
+    return found
+
+
+def layer_of(model: nn.Module, name: str) -> nn.Module:
+    """The module of a layer, or the slice of an expert."""
+    place = tensor_and_place(name)
+    if place is None:
+        return model.get_submodule(name)
+    owner, _, part = place[0].rpartition(".")
+    return Slice(model.get_submodule(owner), part, place[1])
 
 
 def head_of(model: nn.Module) -> str:
@@ -53,6 +88,11 @@ def head_of(model: nn.Module) -> str:
 
 def select(model: nn.Module, layers: LayerChoice = None, skip_layers: int | str = 0) -> Selection:
     """The layers that `layers` names, or all from `skip_layers` on and the classifier."""
+    if carries_adapters(model):
+        raise LayerError(
+            "the model carries PEFT adapters, so its weights are in two places. Type: "
+            "model, init = unmerge.interop.peft.merged(model)"
+        )
     modules = candidates(model)
     head = head_of(model)
     named = False
@@ -65,13 +105,15 @@ def select(model: nn.Module, layers: LayerChoice = None, skip_layers: int | str 
     elif callable(layers):
         chosen = [name for name, module in modules.items() if layers(name, module)]
     elif not isinstance(layers, Iterable):
-        raise LayerError(f"layers={layers!r} is not a name, a list of names, a 're:' pattern or a predicate.")
+        raise LayerError(
+            f"layers={layers!r} is not a name, a list of names, a shorthand ({SYNTAX}), a 're:' pattern or a predicate."
+        )
     else:
         entries = [layers] if isinstance(layers, str) else list(layers)
         if not all(isinstance(entry, str) for entry in entries):
             raise LayerError(f"layers={layers!r} holds something other than names: expected those of named_modules().")
-        named = not any(entry.startswith("re:") for entry in entries)
-        chosen = [name for entry in entries for name in _matching(entry, modules)]
+        named = not any(entry.startswith("re:") or is_shorthand(entry) for entry in entries)
+        chosen = [name for entry in entries for name in _matching(entry, model, modules)]
     chosen = [name for name in modules if name in set(chosen)]
     if not chosen:
         raise LayerError(f"layers={layers!r} selects none of the {len(modules)} layers: {listing(modules)}.")
@@ -90,28 +132,47 @@ def select(model: nn.Module, layers: LayerChoice = None, skip_layers: int | str 
 
 def _refusal(name: str, module: nn.Module, owners: Mapping[int, list[str]]) -> str | None:
     """Why a layer's weight cannot be edited in place, if it cannot."""
-    if parametrize.is_parametrized(module) or "weight" not in module._parameters:
+    if parametrize.is_parametrized(module) or not ("weight" in module._parameters or isinstance(module, Slice)):
         return "has a parametrized weight (weight or spectral norm, LoRA), which is recomputed at every call"
-    weight = module.weight
+    weight = module.get_parameter("weight") if isinstance(module, Slice) else module.weight
     if not isinstance(weight, Tensor) or not weight.is_floating_point() or weight.dim() != _dimensions(module):
         found = (
             f"{weight.dtype} of shape {tuple(weight.shape)}" if isinstance(weight, Tensor) else type(weight).__name__
         )
         return f"has a quantised or packed weight ({found})"
-    others = [other for other in owners[id(weight)] if other != name]
+    others = [] if isinstance(module, Slice) else owners[identity_of(module, "weight")]
+    others = [other for other in others if other != name]
     if others:
         return f"shares its weight with {listing(others)}"
     return None
 
 
 def tensor_name(layer: str, part: str) -> str:
-    """The name of a layer's weight or bias in the state dict; a model that is one layer has no prefix."""
+    """The name of a layer's weight or bias in the state dict; a model that is one layer has no prefix.
+
+    The weight of an expert's slice is the tensor of all experts (`weight_in` takes its part of it).
+    """
+    place = tensor_and_place(layer)
+    if place is not None and part == "weight":
+        return place[0]
     return f"{layer}.{part}" if layer else part
+
+
+def weight_in(state: Mapping[str, Tensor], layer: str) -> Tensor:
+    """A layer's weight in a state dict; of an expert its part."""
+    place = tensor_and_place(layer)
+    weight = state[tensor_name(layer, "weight")]
+    if place is None:
+        return weight
+    if place[1] >= len(weight):
+        raise LayerError(f"there is no {layer}: the model has {len(weight)} experts there.")
+    return weight[place[1]]
 
 
 def weight_matrix(module: nn.Module, weight: Tensor | None = None) -> Tensor:
     """A weight of the module as (out, in), or as (groups, out/groups, in) for a grouped convolution."""
-    weight = module.get_parameter("weight") if weight is None else weight
+    if weight is None:
+        weight = module.weight if isinstance(module, Slice) else parameter_of(module, "weight")
     if is_transposed(module):
         return weight.mT
     if isinstance(module, nn.Conv2d):
@@ -133,11 +194,14 @@ def _three_quarters(count: int) -> int:
     return count - max(1, count // 4) if count else 0
 
 
-def _matching(entry: str, modules: Mapping[str, nn.Module]) -> list[str]:
+def _matching(entry: str, model: nn.Module, modules: Mapping[str, nn.Module]) -> list[str]:
+    if is_shorthand(entry):
+        return expanded(entry, model, modules)
     if not entry.startswith("re:"):
         if entry not in modules:
             raise LayerError(
-                f"there is no editable layer {entry!r}. {suggest(entry, modules)} For a pattern write 're:{entry}'."
+                f"there is no editable layer {entry!r}. {suggest(entry, modules)} For a pattern write 're:{entry}'; "
+                f"transformers also know {SYNTAX}."
             )
         return [entry]
     try:
@@ -153,7 +217,7 @@ def _matching(entry: str, modules: Mapping[str, nn.Module]) -> list[str]:
 def _owners(model: nn.Module) -> dict[int, list[str]]:
     owners: dict[int, list[str]] = defaultdict(list)
     for name, module in model.named_modules():
-        for parameter in module._parameters.values():
+        for part, parameter in module._parameters.items():
             if parameter is not None:
-                owners[id(parameter)].append(name)
+                owners[identity_of(module, part)].append(name)
     return owners

@@ -6,6 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -14,17 +15,19 @@ from unmerge import initial
 from unmerge.batches import Forward, Mask, device_of
 from unmerge.directions import Directions, coefficients_of, directions
 from unmerge.edit import Edit, LayerEdit
-from unmerge.errors import DataError, LayerError, RecipeError, warn
-from unmerge.initial import Init
-from unmerge.layers import is_transposed, tensor_name, weight_matrix
+from unmerge.errors import DataError, LayerError, RecipeError, listing, warn
+from unmerge.fingerprint import state_of
+from unmerge.initial import Init, TaskVectors
+from unmerge.layers import beyond_lora, is_transposed, layer_of, select, tensor_name, weight_matrix
 from unmerge.ledger import as_collected
 from unmerge.moments import full_precision
 from unmerge.origin import check_origin
+from unmerge.parts import Sources, described_together, parts_of, without_moments
 from unmerge.provenance import finished_edit
 from unmerge.recipe import Recipe
-from unmerge.request import Request, Source, request_of
+from unmerge.request import Request, Source
 from unmerge.statistics import Statistics
-from unmerge.verdict import Verdict, judge
+from unmerge.verdict import Evidence, Verdict
 
 
 def fit(
@@ -38,6 +41,7 @@ def fit(
     statistics: Statistics | None = None,
     mask: Mask = None,
     forward: Forward | None = None,
+    memory: int | str | None = None,
     on_verdict: str = "warn",
     check_init: bool = True,
 ) -> Edit:
@@ -48,36 +52,71 @@ def fit(
     the new edit is fitted on the weights from before and adds to the others.
     init: the weights before fine-tuning, "zero" when trained from scratch; a stranger's are refused unless
     check_init=False. mask, forward: as for `collect`.
+    memory: bytes, or text such as "8GB", that statistics and linear algebra may take beside the model: the layers are
+    then read in as many passes as that needs, each finished before the next (`unmerge.plan` shows them).
     on_verdict: whether to "warn", "raise" or "ignore" when samples that are not whole classes have nothing in common.
     """
     recipe = recipe or Recipe()
     if on_verdict not in ("warn", "raise", "ignore"):
         raise RecipeError(f"on_verdict={on_verdict!r} is not 'warn', 'raise' or 'ignore'.")
     clock = Clock(device_of(model))
-    given = next((part.weights for part in (statistics, retain, forget) if isinstance(part, Statistics)), None)
-    with as_collected(model, given) as edits_set_aside:
-        with clock("statistics"):
-            request = request_of(model, forget, retain, recipe, classes, statistics, mask, forward)
-        asked, recipe = recipe, request.settled(recipe)
-        names = request.layers(model, recipe)
-        task_vectors = initial.task_vectors(model, init, names, with_biases=recipe.bias == "shrink")
-        if check_init and init != "zero":
-            check_origin(dict(model.named_parameters(remove_duplicate=False)), task_vectors)
-        verdict = None
-        if on_verdict != "ignore" and not request.classes:
-            with clock("verdict"):
-                verdict = judge(model, request, names, retain, recipe.seed, mask, forward)
-            _heed(verdict, on_verdict)
-        layers = _layer_edits(model, names, task_vectors, request, recipe, clock)
+    sources = Sources(forget, retain, classes, statistics, mask, forward)
+    layers: dict[str, LayerEdit] = {}
+    evidence, verdict, read = Evidence(), None, []
+    with as_collected(model, None if sources.given is None else sources.given.weights) as edits_set_aside:
+        parts, plan = parts_of(model, sources, recipe, memory, with_verdict=on_verdict != "ignore")
+        for part in parts:
+            with clock("statistics"):
+                request = part.read(model, recipe)
+            if part is parts[0]:
+                asked, recipe = recipe, request.settled(recipe)
+                names = list(part.names) or request.layers(model, recipe)
+                task_vectors = initial.task_vectors(model, init, names, with_biases=recipe.bias == "shrink")
+                unchanged = [] if init == "zero" else _unchanged(model, names, task_vectors, request, recipe)
+                names = [name for name in names if name not in unchanged]
+                if check_init and init != "zero":
+                    check_origin(state_of(model), task_vectors)
+            here = [name for name in names if name in request.statistics.layers]
+            if on_verdict != "ignore" and not request.classes:
+                with clock("verdict"):
+                    evidence.add(model, request, here, retain, recipe.seed, mask, forward, part.view)
+            if part is parts[-1] and evidence.layers:
+                verdict = evidence.verdict()
+                _heed(verdict, on_verdict)
+            layers |= _layer_edits(model, here, task_vectors, request, recipe, clock)
+            read.append(without_moments(request))
+            del request  # before the next part is read
     if not layers:
         raise LayerError("the retain class means span the whole input of every layer. Use basis='lda'.")
-    return finished_edit(model, layers, names, request, recipe, init, clock.seconds, verdict, edits_set_aside, asked)
+    request = described_together(read)
+    names = [name for name in names if name in request.statistics.shift_to]
+    edit = finished_edit(
+        model, layers, names, unchanged, request, recipe, init, clock.seconds, verdict, edits_set_aside, asked
+    )
+    return edit if plan is None else replace(edit, provenance={**edit.provenance, "plan": plan.to_dict()})
+
+
+def _unchanged(
+    model: nn.Module, names: list[str], task_vectors: TaskVectors, request: Request, recipe: Recipe
+) -> list[str]:
+    """The layers that fine-tuning left alone, in which there is nothing to take back."""
+    moved = {name for name, vector in task_vectors.items() if vector.any()}
+    unchanged = [name for name in names if not {tensor_name(name, part) for part in ("weight", "bias")} & moved]
+    if request.classes and recipe.head in ("auto", "remove"):
+        # Rows can be taken out of a classifier that was not trained.
+        unchanged = [name for name in unchanged if name != request.head(model)]
+    if unchanged and select(model, recipe.layers, recipe.skip_layers).named:
+        raise LayerError(
+            f"{listing(unchanged)} have the same weights in init as in the model: fine-tuning, or the adapter, left "
+            "them alone. Leave them out of layers=..."
+        )
+    return unchanged
 
 
 def _layer_edits(
     model: nn.Module,
     names: list[str],
-    task_vectors: dict[str, Tensor],
+    task_vectors: TaskVectors,
     request: Request,
     recipe: Recipe,
     clock: Clock,
@@ -87,8 +126,8 @@ def _layer_edits(
     known: dict[tuple[int, ...], Directions] = {}
     with full_precision(), torch.no_grad():
         for name in names:
-            module = model.get_submodule(name)
-            weight = task_vectors[tensor_name(name, "weight")]
+            module = layer_of(model, name)
+            weight = task_vectors.of(name)
             with clock("bases"):
                 source = request.sources(name)
                 if source not in known:
@@ -150,6 +189,7 @@ def _layer_edit(
         shift=shift.to(kept) if has_shift else None,
         shift_to=shift_to if has_shift else None,
         transposed=is_transposed(module),
+        beyond_lora=beyond_lora(module),
     )
 
 

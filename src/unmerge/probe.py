@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from unmerge.batches import Forward, feed, first_samples, first_tensor, logits_of
-from unmerge.layers import tensor_name, weight_matrix
+from unmerge.experts import Routed, Slice
+from unmerge.hooks import checked_experts, hooked
+from unmerge.layers import layer_of, tensor_name, weight_matrix
 from unmerge.normalization import Consumers
 from unmerge.unfolding import agrees, geometry
-
-Hook = Callable[[str, nn.Module, Tensor, Tensor], None]
 
 
 @dataclass
@@ -40,18 +38,20 @@ def probe(model: nn.Module, names: Sequence[str], batch: Any, forward: Forward |
     outputs: dict[str, Tensor] = {}
     alive: list[Tensor] = []  # so that no address is used twice
 
-    def look(name: str, module: nn.Module, given: Tensor, output: Tensor) -> None:
+    def look(name: str, module: nn.Module, given: Tensor, output: Tensor, routed: Routed | None) -> None:
         with consumers.paused():
             found.called.add(name)
-            if not agrees(module, given, output, weight_matrix(module)):
+            if not proves_itself(module, given, output):
                 found.disagrees.add(name)
+                return
             inputs[name].append((*identity(given), geometry(module)))
-            shapes[name].append(tuple(given.shape))
+            if routed is None:  # routing says which samples the rows are of
+                shapes[name].append(tuple(given.shape))
             outputs[name] = output
             alive.extend((given, output))
         consumers.watch(name, output)
 
-    with hooked(model, names, look), consumers:
+    with checked_experts(model, names, found.disagrees), hooked(model, names, look), consumers:
         result = logits_of(feed(model, batch, forward))
 
     found.mixed = _mixed(model, names, batch, forward, shapes)
@@ -61,16 +61,26 @@ def probe(model: nn.Module, names: Sequence[str], batch: Any, forward: Forward |
         if leader != name:
             found.leader[name] = leader
     for name in names:
-        module = model.get_submodule(name)
+        module = layer_of(model, name)
         norm = consumers.sole_norm(name) if len(inputs[name]) == 1 else None
         if getattr(module, "bias", None) is not None:
             found.shift_to[name] = tensor_name(name, "bias")
         else:
             found.shift_to[name] = None if norm is None else f"{norm}.running_mean"
+    # Logits of every token are no classifier's: their columns are words.
+    if result is not None and result.dim() != 2:
+        result = None
     for name, output in outputs.items():
         if result is not None and output.data_ptr() == result.data_ptr() and output.shape == result.shape:
             found.head = name
     return found
+
+
+def proves_itself(module: nn.Module, given: Tensor, output: Any) -> bool:
+    """Whether a layer returned input · weight + bias; a slice is checked with the module that holds it."""
+    if isinstance(module, Slice):
+        return True
+    return isinstance(output, Tensor) and agrees(module, given, output, weight_matrix(module))
 
 
 def _mixed(
@@ -86,13 +96,13 @@ def _mixed(
     unsure = [
         name
         for name in names
-        if not isinstance(model.get_submodule(name), nn.Conv2d)
+        if not isinstance(layer_of(model, name), nn.Conv2d)
         and any(len(shape) > 2 or shape[0] != size for shape in shapes[name])
     ]
     if size == 1 or not unsure:
         return set()
     of_one: dict[str, list[int]] = defaultdict(list)
-    with hooked(model, unsure, lambda name, _, given, __: of_one[name].append(given.shape[0])):
+    with hooked(model, unsure, lambda name, _, given, *__: of_one[name].append(given.shape[0])):
         feed(model, first_samples(batch, 1), forward)
     return {name for name in unsure if [size * first for first in of_one[name]] != [shape[0] for shape in shapes[name]]}
 
@@ -101,24 +111,3 @@ def identity(tensor: Tensor) -> tuple[object, ...]:
     """Equal for two uses of one tensor while it is alive and unchanged."""
     version = 0 if tensor.is_inference() else tensor._version
     return (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, version)
-
-
-@contextmanager
-def hooked(model: nn.Module, names: Sequence[str], hook: Hook) -> Iterator[None]:
-    """Call `hook(name, module, input, output)` after each call of the named layers."""
-
-    def attach(name: str) -> torch.utils.hooks.RemovableHandle:
-        def call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
-            given: Tensor = args[0] if args else kwargs["x" if "x" in kwargs else "input"]
-            # Autocast would turn float32 products inside the hook into half precision.
-            with torch.autocast(given.device.type, enabled=False):
-                hook(name, module, given, output)
-
-        return model.get_submodule(name).register_forward_hook(call, with_kwargs=True)
-
-    handles = [attach(name) for name in names]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()

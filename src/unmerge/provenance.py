@@ -28,6 +28,7 @@ def finished_edit(
     model: nn.Module,
     layers: dict[str, LayerEdit],
     names: list[str],
+    unchanged: list[str],
     request: Request,
     recipe: Recipe,
     init: Init,
@@ -40,14 +41,17 @@ def finished_edit(
     removed, why_not_removed = _removed_rows(model, request, layers, recipe)
     statistics = request.statistics
     notes: dict[str, Any] = {
-        "left_out": dict(statistics.left_out),
+        "left_out": {
+            **statistics.left_out,
+            **dict.fromkeys(unchanged, "has the same weight in init: fine-tuning left it alone"),
+        },
         "spanned_by_retain": [name for name in names if name not in layers],
         "mean_left_free": [name for name in layers if recipe.mean != "free" and statistics.shift_to[name] is None],
         "head_not_removed": why_not_removed,
         "rank_reduced": {},
         "approximations": [],
     }
-    if request.whole is not None and recipe.basis != "private-mean":
+    if request.whole is not None and recipe.basis not in ("blend", "private-mean"):
         notes["approximations"].append("retain eigenvectors: all data less the means of the forgotten classes")
     if recipe.basis in _RANKED:
         notes["rank_reduced"] = {name: layer.rank for name, layer in layers.items() if layer.rank < recipe.rank}
@@ -94,7 +98,7 @@ def _choices(
     if recipe.basis == "auto":
         unlabelled = "contrastive: without labels the forget set may be several concepts, and one mean is one direction"
         reasons = {
-            "blend": "blend: for whole classes the mean of the lda and private-mean edits comes nearest to retraining",
+            "blend": "blend: for whole classes the mean of lda and private-mean edits comes nearest to retraining",
             "lda": "lda: one direction for each label of the forget set",
             "contrastive": unlabelled,
         }
@@ -127,7 +131,7 @@ def _removed_rows(
     elif head not in layers:
         reason = f"the classifier {head!r} is not among the edited layers"
     elif request.statistics.head is None and recipe.head == "auto":
-        reason = f"the output of {head!r} is not the output of the model"
+        reason = f"the model does not return one row of logits a sample from {head!r}"
     elif getattr(module, "bias", None) is None:
         reason = f"the classifier {head!r} has no bias"
     elif max(request.classes) >= width or min(request.classes) < 0:

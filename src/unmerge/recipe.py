@@ -87,7 +87,11 @@ class Recipe:
     max_points: int | None = _whole(None, 1, meaning="rows a layer that CAV probes are fitted on; None: all")
     layers: LayerChoice = field(
         default=None,
-        metadata={"rule": None, "meaning": "names, 're:' patterns or a predicate; None: by skip_layers"},
+        metadata={
+            "rule": None,
+            "meaning": "names, 're:' patterns, a predicate, or a transformer's mlp, attention, last4 (blocks), "
+            "mlp:last4; None: by skip_layers",
+        },
     )
     skip_layers: int | str = _whole(
         "auto", 0, ("auto",), meaning="convolutions and linears left alone at the start; auto: three quarters"

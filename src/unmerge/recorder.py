@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,10 +11,13 @@ from torch import Tensor, nn
 from unmerge.accumulation import Accumulator, BatchFacts, Keep, LayerStatistics
 from unmerge.batches import Forward, Mask, device_of, feed, first_tensor, labels_of, mask_of, on_device
 from unmerge.errors import DataError, LayerError, listing, warn
-from unmerge.layers import Selection, weight_matrix
-from unmerge.probe import Probe, hooked, identity
+from unmerge.experts import Routed, expert_modules, is_routed
+from unmerge.hooks import hooked
+from unmerge.layers import Selection, layer_of
+from unmerge.probe import Probe, identity, proves_itself
+from unmerge.reduction import Counted, of_all
 from unmerge.statistics import Statistics
-from unmerge.unfolding import agrees
+from unmerge.stopping import LastBlock
 
 _OWN_WAY = (
     "does not return input · weight + bias: its class {} does something of its own (pads, scales or fuses), so an edit "
@@ -46,9 +50,7 @@ class Recorder:
         self._codes: dict[int, int] = {}
         self._class_samples: dict[int, int] = {}
         self._samples = 0
-        self._accumulators = {
-            name: Accumulator(model.get_submodule(name), self._by_class, keep) for name in first.values()
-        }
+        self._accumulators = {name: Accumulator(layer_of(model, name), self._by_class, keep) for name in first.values()}
         self._checked = set(seen.called)
         self._order: dict[str, None] = {}  # as called, so that the first broken layer can be named
         self._facts: BatchFacts | None = None
@@ -56,13 +58,14 @@ class Recorder:
         self._inputs: dict[str, list[tuple[object, ...]]] = {}  # of each layer or set of layers that share theirs
         self._leading = {leader for name, leader in self._leader.items() if leader != name}
         self._alive: list[Tensor] = []  # inputs that layers still to come share, so that their address stays theirs
+        self._last_block = LastBlock(model, self._names)
 
     @property
     def is_full(self) -> bool:
         return all(accumulator.is_full for accumulator in self._accumulators.values())
 
-    def read(self, batch: Any, mask: Mask, forward: Forward | None) -> None:
-        """Count one batch."""
+    def read(self, batch: Any, mask: Mask, forward: Forward | None, number: int = 0) -> None:
+        """Count one batch, which has this place in the data."""
         labels = labels_of(batch)  # before they move: reading them back would wait for the device
         batch = on_device(self._model, batch)
         if (labels is not None) != self._labelled:
@@ -70,10 +73,10 @@ class Recorder:
         size = len(first_tensor(batch))
         if size == 0:
             raise DataError("a batch holds no sample; leave empty batches out.")
-        self._facts = self._facts_of(size, labels, mask_of(batch, mask))
+        self._facts = replace(self._facts_of(size, labels, mask_of(batch, mask)), number=number)
         self._calls = dict.fromkeys(self._names, 0)
         self._inputs = {name: [] for name in self._accumulators}
-        with hooked(self._model, self._names, self._count):
+        with hooked(self._model, self._names, self._count), self._last_block.ending():
             feed(self._model, batch, forward)
         for name, leader in self._leader.items():
             if name not in self._left_out and self._calls[name] != len(self._inputs[leader]):
@@ -86,41 +89,55 @@ class Recorder:
             self._check_finite()
 
     def finish(self, weights: dict[str, str]) -> Statistics:
-        """The statistics of all that was read."""
+        """The statistics of all that was read, here and in the other processes."""
         self._check_finite()
-        uncalled = [name for name in self._names if name not in self._order and name not in self._left_out]
-        self._left_out |= dict.fromkeys(uncalled, "was never called, so it has no inputs to learn from")
-        empty = [name for name in self._order if self._accumulators[self._leader[name]].is_empty]
-        self._left_out |= dict.fromkeys(empty, "has no position that the mask counts")
-        names = [name for name in self._names if name in self._order and name not in empty]
-        if self._left_out:
+        counted = of_all(self._counted(), weights, lambda name: device_of(layer_of(self._model, name)))
+        uncalled = [name for name in self._names if name not in counted.called and name not in counted.left_out]
+        left_out = counted.left_out | dict.fromkeys(uncalled, "was never called, so it has no inputs to learn from")
+        empty = [name for name in counted.called if self._leader[name] not in counted.layers]
+        left_out |= dict.fromkeys(empty, "has no position that the mask counts")
+        names = [name for name in self._names if name not in left_out]
+        if left_out:
             by_reason: dict[str, list[str]] = {}
-            for name, reason in self._left_out.items():
+            for name, reason in left_out.items():
                 by_reason.setdefault(reason, []).append(repr(name))
             warn(f"left out: {'; '.join(f'{listing(names)} {reason}' for reason, names in by_reason.items())}.")
         if not names:
             raise LayerError("no selected layer is left to collect.")
-        labels = sorted(self._codes)
-        order = [self._codes[label] for label in labels]
-        leaders = dict.fromkeys(self._leader[name] for name in names)
-        finished = {leader: _ascending(self._accumulators[leader].finish(), order) for leader in leaders}
         return Statistics(
-            layers={name: finished[self._leader[name]] for name in names},
-            samples=self._samples,
+            layers={name: counted.layers[self._leader[name]] for name in names},
+            samples=counted.samples,
             weights=weights,
-            classes=tuple(labels),
-            class_samples=tuple(self._class_samples[label] for label in labels),
+            classes=tuple(counted.labels),
+            class_samples=tuple(counted.class_samples.values()),
             head=self._probe.head if self._probe.head in names else None,
             shift_to={name: self._probe.shift_to[name] for name in names},
-            left_out=self._left_out,
+            left_out=left_out,
         )
 
-    def _count(self, name: str, module: nn.Module, given: Tensor, output: Tensor) -> None:
+    def _counted(self) -> Counted:
+        """What this process has counted."""
+        labels = sorted(self._codes)
+        order = [self._codes[label] for label in labels]
+        filled = {
+            leader: accumulator for leader, accumulator in self._accumulators.items() if not accumulator.is_empty
+        }
+        return Counted(
+            layers={leader: _ascending(accumulator.finish(), order) for leader, accumulator in filled.items()},
+            drawn={leader: drawn for leader, part in filled.items() if (drawn := part.drawn) is not None},
+            called=list(self._order),
+            left_out=dict(self._left_out),
+            class_samples={label: self._class_samples[label] for label in labels},
+            samples=self._samples,
+        )
+
+    def _count(self, name: str, module: nn.Module, given: Tensor, output: Tensor, routed: Routed | None) -> None:
         if name in self._left_out:
             return
+        self._last_block.note_call()
         if name not in self._checked:
             self._checked.add(name)
-            if self._refused(name, not agrees(module, given, output, weight_matrix(module)), _OWN_WAY):
+            if self._refused(name, not proves_itself(module, given, output), _OWN_WAY):
                 return
         self._order[name] = None
         leader = self._leader[name]
@@ -135,7 +152,8 @@ class Recorder:
         if leader in self._leading:
             self._alive.append(given)
         assert self._facts is not None
-        self._accumulators[leader].add(given, self._facts)
+        facts = self._facts.to(given.device)
+        self._accumulators[leader].add(given, facts if routed is None else facts.of(routed))
 
     def _not_shared(self, leader: str, name: str) -> LayerError:
         return LayerError(
@@ -146,7 +164,7 @@ class Recorder:
     def _refused(self, name: str, refused: bool, why: str) -> bool:
         if not refused:
             return False
-        reason = why.format(type(self._model.get_submodule(name)).__name__)
+        reason = why.format(type(layer_of(self._model, name)).__name__)
         if self._named:
             raise LayerError(f"layer {name!r} {reason}. Leave it out of layers=...")
         self._left_out[name] = reason
@@ -163,7 +181,8 @@ class Recorder:
         return BatchFacts(size, codes, present, len(self._codes), mask)
 
     def _check_called(self) -> None:
-        missing = [name for name in self._names if name not in self._order]
+        experts = expert_modules(self._model)  # to which a batch may send no token
+        missing = [name for name in self._names if name not in self._order and not is_routed(name, experts)]
         if self._named and missing:
             raise LayerError(
                 f"layer {missing[0]!r} was never called on the first batch, so it has no inputs to learn from.\n"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from numbers import Integral
 from typing import Any
@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from unmerge.batches import Forward, Mask, check_rereadable
-from unmerge.collection import collect
-from unmerge.errors import DataError, LayerError, StatisticsError, listing
+from unmerge.collection import View, collect, same_layers
+from unmerge.errors import DataError, LayerError, StatisticsError, listing, warn
+from unmerge.experts import expert_modules, is_routed
 from unmerge.fingerprint import fingerprint, state_of
 from unmerge.layers import candidates, head_of, select
 from unmerge.pools import Pools
@@ -21,6 +22,7 @@ from unmerge.statistics import Statistics
 
 Source = Iterable[Any] | Statistics
 
+TOKENS_A_DIRECTION = 4  # that an expert must have seen for each direction of the recipe
 KMEANS_ROWS = 8192  # that clustering sees of a layer when the recipe sets no max_points
 
 
@@ -88,13 +90,18 @@ class Request:
         if mean.dim() == 1:
             return [Pools(self, layer, None)]
         # Depthwise layers have hundreds of problems with nine features: each is too small for a GPU.
-        here = self if mean.device.type == "cpu" else self._on_cpu(layer)
+        here = self if mean.device.type == "cpu" else self.only(layer).with_each(lambda part: part.to("cpu"))
         return [Pools(here, layer, group) for group in range(len(mean))]
 
-    def _on_cpu(self, layer: str) -> Request:
+    def only(self, layer: str) -> Request:
+        """The same request of one layer."""
+        return self.with_each(lambda statistics: statistics.only(layer))
+
+    def with_each(self, change: Callable[[Statistics], Statistics]) -> Request:
+        """The same request with its statistics changed, all of them alike."""
         parts = {entry.name: getattr(self, entry.name) for entry in fields(self)}
-        moved: Any = {name: part.only(layer).to("cpu") for name, part in parts.items() if isinstance(part, Statistics)}
-        return replace(self, **moved)
+        changed: Any = {name: change(part) for name, part in parts.items() if isinstance(part, Statistics)}
+        return replace(self, **changed)
 
     def retain_mean(self, layer: str) -> Tensor:
         """m_R as (in,), or (groups, in)."""
@@ -115,8 +122,9 @@ def request_of(
     statistics: Statistics | None,
     mask: Mask,
     forward: Forward | None,
+    view: View | None = None,
 ) -> Request:
-    """The request that `fit`'s arguments make, its data read where they are data."""
+    """The request that `fit`'s arguments make, its data read where they are data; of a view its layers alone."""
     if not isinstance(recipe, Recipe):
         raise DataError(f"recipe is a {type(recipe).__name__}; expected a Recipe, for example Recipe(basis='lda').")
     if classes is not None or statistics is not None:
@@ -125,7 +133,7 @@ def request_of(
         if not isinstance(statistics, Statistics):
             kind = type(statistics).__name__
             raise DataError(f"statistics is a {kind}; expected Statistics: unmerge.Statistics.load(path) reads a file.")
-        statistics.check_weights(fingerprint(state_of(model)))
+        statistics.check_weights(fingerprint(state_of(model)) if view is None else view.weights)
         return _of_classes(statistics, classes, recipe)
     if forget is None or retain is None:
         raise DataError("fit needs forget and retain, or classes= and statistics=.")
@@ -145,17 +153,20 @@ def request_of(
     retain_data: Any = retain
     if not isinstance(forget, Statistics):
         choice: Any = {"layers": recipe.layers, "skip_layers": recipe.skip_layers}
-        if isinstance(retain, Statistics):
+        if view is not None:
+            choice = {"layers": view}
+        elif isinstance(retain, Statistics):
             choice = {"layers": retain}
         forget = collect(model, forget, **choice, **needed_of(recipe), **options, what="forget")
     if not isinstance(retain, Statistics):
-        retain = collect(model, retain, forget, **options, what="retain")
+        retain = collect(model, retain, same_layers(forget, view), **options, what="retain")
+    forget, retain = _with_enough_tokens(model, forget, retain, recipe)
     request = pair_of(forget, retain, recipe)  # which also sees that both have the same weights
     if forget is forget_data and retain is retain_data:
-        forget.check_weights(fingerprint(state_of(model)))
+        forget.check_weights(fingerprint(state_of(model)) if view is None else view.weights)
     if not limited:
         return request
-    options |= {"layers": forget, "max_points": recipe.max_points}
+    options |= {"layers": same_layers(forget, view), "max_points": recipe.max_points}
     probe_forget = collect(model, forget_data, **needed_of(recipe), **options, what="forget probes")
     unseen = _classes_without_rows(forget, probe_forget) if recipe.basis == "cav-class" else []
     if unseen:
@@ -165,6 +176,26 @@ def request_of(
         )
     probe_retain = collect(model, retain_data, **options, what="retain probes")
     return replace(request, probe_forget=probe_forget, probe_retain=probe_retain)
+
+
+def _with_enough_tokens(
+    model: nn.Module, forget: Statistics, retain: Statistics, recipe: Recipe
+) -> tuple[Statistics, Statistics]:
+    """Both sides without the experts' layers to which one of them sent too few tokens to learn from."""
+    experts = expert_modules(model)
+    enough = TOKENS_A_DIRECTION * max(recipe.rank, recipe.retain_rank)
+    starved = {}
+    for name in dict.fromkeys([*forget.layers, *retain.layers]):
+        if is_routed(name, experts):
+            counts = [part.layers[name].moments.n if name in part.layers else 0 for part in (forget, retain)]
+            if min(counts) < enough:
+                starved[name] = f"is an expert's that saw fewer than {enough} forget or retain tokens"
+    if starved:
+        warn(
+            f"{len(starved)} layers of experts are left alone: they saw fewer than {enough} forget or retain tokens "
+            f"({TOKENS_A_DIRECTION} for each of the recipe's directions): {listing(starved, 4)}."
+        )
+    return forget.leaving_out(starved), retain.leaving_out(starved)
 
 
 def pair_of(forget: Statistics, retain: Statistics, recipe: Recipe) -> Request:

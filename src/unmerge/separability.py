@@ -11,7 +11,7 @@ from torch import nn
 
 from unmerge import bases, geometry
 from unmerge.batches import ChosenSamples
-from unmerge.collection import collect
+from unmerge.collection import View, collect, same_layers
 from unmerge.errors import StatisticsError
 from unmerge.pools import Pools
 from unmerge.request import Request
@@ -67,12 +67,18 @@ def mean_shift(groups: list[Pools]) -> float:
     return sum(shifts) / len(shifts)
 
 
-def random_control(model: nn.Module, retain: Iterable[Any], request: Request, options: Mapping[str, Any]) -> Statistics:
+def random_control(
+    model: nn.Module,
+    retain: Iterable[Any],
+    request: Request,
+    options: Mapping[str, Any],
+    view: View | None = None,
+) -> Statistics:
     """The statistics of as many random retain samples as are to be forgotten."""
     generator = torch.Generator().manual_seed(options["seed"])
     places = torch.randperm(request.statistics.samples, generator=generator)[: _control_size(request)]
     data = ChosenSamples(retain, places.tolist())
-    return collect(model, data, request.statistics, **options, what="random control")
+    return collect(model, data, same_layers(request.statistics, view), **options, what="random control")
 
 
 def control_request(request: Request, control: Statistics) -> Request:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -90,9 +90,17 @@ class Statistics:
     def device(self) -> torch.device:
         return next(iter(self.layers.values())).moments.mean.device
 
-    def only(self, layer: str) -> Statistics:
-        """The same statistics of one layer."""
-        return dataclasses.replace(self, layers={layer: self[layer]}, parts=None, factors={})
+    def only(self, *layers: str) -> Statistics:
+        """The same statistics of some layers."""
+        return dataclasses.replace(self, layers={layer: self[layer] for layer in layers}, parts=None, factors={})
+
+    def leaving_out(self, reasons: Mapping[str, str]) -> Statistics:
+        """The same statistics without some layers, which are noted with the reason."""
+        if not reasons:
+            return self
+        kept = [name for name in self.layers if name not in reasons]
+        shift_to = {name: to for name, to in self.shift_to.items() if name not in reasons}
+        return dataclasses.replace(self.only(*kept), shift_to=shift_to, left_out={**self.left_out, **reasons})
 
     def without_classes(self) -> Statistics:
         """The same statistics without what is kept by label."""
@@ -113,13 +121,17 @@ class Statistics:
 
         return dataclasses.replace(self, layers=_once_each(self.layers, moved), parts=None, factors={})
 
-    def save(self, path: str | Path) -> None:
-        """Write one safetensors file; shared layers are written once."""
+    def save(self, path: str | Path, shard: Mapping[str, Any] | None = None) -> None:
+        """Write one safetensors file; shared layers are written once.
+
+        shard: which share of which data it is of, as plain values: see `unmerge.merging`.
+        """
         tensors: dict[str, Tensor] = {}
         leaders: dict[int, str] = {}
         header: dict[str, Any] = {
             "version": VERSION,
             **{name: getattr(self, name) for name in _HEADER},
+            "shard": None if shard is None else dict(shard),
             "layers": {},
         }
         for name, layer in self.layers.items():
@@ -220,6 +232,19 @@ class Statistics:
             raise StatisticsError(f"cannot {verb} statistics of different weights: {changed[0]!r} differs.")
         if verb == "add" and bool(self.classes) != bool(other.classes):
             raise StatisticsError("cannot add statistics with labels and statistics without.")
+
+
+def joined(parts: Sequence[Statistics]) -> Statistics:
+    """The statistics of different layers over the same data as one."""
+    return dataclasses.replace(
+        parts[0],
+        layers={name: layer for part in parts for name, layer in part.layers.items()},
+        head=next((part.head for part in parts if part.head is not None), None),
+        shift_to={name: to for part in parts for name, to in part.shift_to.items()},
+        left_out={name: reason for part in parts for name, reason in part.left_out.items()},
+        parts=None,
+        factors={},
+    )
 
 
 _HEADER = ("samples", "weights", "classes", "class_samples", "head", "shift_to", "left_out")

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from unmerge.offloading import parameter_of
+
 # Elements of unfolded input that exist at one time.
 CHUNK = {"cpu": 1 << 24, "cuda": 1 << 28}
 
@@ -98,12 +100,17 @@ def _padded(module: nn.Conv2d, inputs: Tensor) -> Tensor:
     return functional.pad(inputs, sides, mode=mode)
 
 
+def _bias(module: nn.Module, inputs: Tensor) -> Tensor:
+    return parameter_of(module, "bias").to(inputs.device, torch.float64)
+
+
 def agrees(module: nn.Module, inputs: Tensor, output: Tensor, matrix: Tensor) -> bool:
     """Whether (rows) · (weight matrix) + bias is what the module returned, up to the rounding of its type."""
     if isinstance(module, nn.Conv2d):
         inputs, output = _batched(inputs)[:2], _batched(output)[:2]
         if _places(module, _padded(module, inputs)) != output.shape[-2:]:
             return False
+    matrix = matrix.to(inputs.device)
     found = rows(module, inputs).double() @ (matrix.unsqueeze(1) if matrix.dim() == 3 else matrix).double().mT
     if isinstance(module, nn.Conv2d):
         if found.dim() == 4:
@@ -111,11 +118,11 @@ def agrees(module: nn.Module, inputs: Tensor, output: Tensor, matrix: Tensor) ->
         else:
             found = found.mT
         expected = output.double().flatten(2)
-        bias = None if module.bias is None else module.bias.double().unsqueeze(-1)
+        bias = None if module.bias is None else _bias(module, inputs).unsqueeze(-1)
     else:
         expected = output.double().reshape(-1, output.shape[-1])
         found = found.reshape(-1, found.shape[-1])
-        bias = module.get_parameter("bias").double() if getattr(module, "bias", None) is not None else None
+        bias = _bias(module, inputs) if getattr(module, "bias", None) is not None else None
     if found.shape != expected.shape:
         return False
     found = found if bias is None else found + bias

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
 from unmerge.batches import Forward, Mask
+from unmerge.collection import View
 from unmerge.moments import full_precision
 from unmerge.request import Request
 from unmerge.separability import (
@@ -78,28 +79,51 @@ def verdict_of(
     return Verdict(kind, _SENTENCES[kind], score, random, ratio, shift)
 
 
-def judge(
-    model: nn.Module,
-    request: Request,
-    layers: Iterable[str],
-    retain: Iterable[Any] | Statistics | None,
-    seed: int,
-    mask: Mask = None,
-    forward: Forward | None = None,
-) -> Verdict:
-    """The verdict on a request for some samples, beside a random control where retain can be read again."""
-    layers = list(layers)
-    others = None
-    is_single = request.statistics.samples == 1  # which leaves none for a control
-    if retain is not None and not isinstance(retain, (Statistics, Iterator)) and not is_single:
-        control = random_control(model, retain, request, {"mask": mask, "forward": forward, "seed": seed})
-        others = control_request(request, control)
-    forget = request.forget
-    assert forget is not None
-    with full_precision(), torch.no_grad():
-        return verdict_of(
-            {name: separability(request.pools(name)) for name in layers},
-            None if others is None else {name: separability(others.pools(name)) for name in layers},
-            {name: mean_shift(request.pools(name)) for name in layers},
-            forget.samples,
-        )
+@dataclass
+class Evidence:
+    """What a verdict rests on, gathered layer by layer."""
+
+    layers: dict[str, Separability] = field(default_factory=dict)
+    control: dict[str, Separability] = field(default_factory=dict)
+    shifts: dict[str, float] = field(default_factory=dict)
+    samples: int = 0
+
+    def add(
+        self,
+        model: nn.Module,
+        request: Request,
+        layers: Iterable[str],
+        retain: Iterable[Any] | Statistics | None,
+        seed: int,
+        mask: Mask = None,
+        forward: Forward | None = None,
+        view: View | None = None,
+    ) -> Evidence:
+        """Measure some layers, beside a random control where retain can be read again."""
+        assert request.forget is not None
+        self.samples = request.forget.samples
+        control: Statistics | None = None
+        is_single = request.statistics.samples == 1  # which leaves none for a control
+        if retain is not None and not isinstance(retain, (Statistics, Iterator)) and not is_single:
+            options = {"mask": mask, "forward": forward, "seed": seed}
+            control = random_control(model, retain, request, options, view)
+        known: dict[tuple[int, ...], str] = {}  # layers that share their input have the same numbers
+        with full_precision(), torch.no_grad():
+            for name in layers:
+                same = known.setdefault(request.sources(name), name)
+                if same == name:
+                    self._measure(request, control, name)
+                self.layers[name], self.shifts[name] = self.layers[same], self.shifts[same]
+                if control is not None:
+                    self.control[name] = self.control[same]
+        return self
+
+    def _measure(self, request: Request, control: Statistics | None, name: str) -> None:
+        pools = request.pools(name)
+        self.layers[name], self.shifts[name] = separability(pools), mean_shift(pools)
+        if control is not None:
+            others = control_request(request.only(name), control.only(name))
+            self.control[name] = separability(others.pools(name))
+
+    def verdict(self) -> Verdict:
+        return verdict_of(self.layers, self.control or None, self.shifts, self.samples)

@@ -1,0 +1,144 @@
+"""A request in parts that fit the memory: the layers of one are finished before those of the next are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
+
+from unmerge.batches import Forward, Mask, check_rereadable, device_of
+from unmerge.collection import View, distinct_labels, looked, view_of
+from unmerge.layers import head_of, select
+from unmerge.normalization import evaluating
+from unmerge.planning import Plan, bytes_of, costs_of, grams_of, plan_within
+from unmerge.reading import Reading
+from unmerge.recipe import Recipe
+from unmerge.request import Request, Source, request_of
+from unmerge.statistics import Statistics, joined
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What `fit` is given of data, and how it is read."""
+
+    forget: Source | None
+    retain: Source | None
+    classes: Sequence[int] | None
+    statistics: Statistics | None
+    mask: Mask
+    forward: Forward | None
+
+    @property
+    def given(self) -> Statistics | None:
+        """Statistics that are there already, if there are any."""
+        sources = (self.statistics, self.retain, self.forget)
+        return next((source for source in sources if isinstance(source, Statistics)), None)
+
+    def request(self, model: nn.Module, recipe: Recipe, view: View | None = None) -> Request:
+        forget, retain, statistics = (
+            _part(source, view, model) for source in (self.forget, self.retain, self.statistics)
+        )
+        return request_of(model, forget, retain, recipe, self.classes, statistics, self.mask, self.forward, view)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some layers of a request, or all of them when there is no view."""
+
+    sources: Sources
+    view: View | None = None
+    names: tuple[str, ...] = ()  # the layers of all parts
+
+    def read(self, model: nn.Module, recipe: Recipe) -> Request:
+        """The request of these layers alone, its data read where they are data."""
+        return self.sources.request(model, recipe, self.view)
+
+
+def plan(
+    model: nn.Module,
+    recipe: Recipe | None = None,
+    memory: int | str | None = None,
+    data: Iterable[Any] | None = None,
+    *,
+    forward: Forward | None = None,
+) -> Plan:
+    """How many passes over the data `fit(..., memory=memory)` makes, and what each takes; print it.
+
+    data: the forget batches, of which the first shows which layers share their input and so their statistics; without
+    them each layer is counted for itself, and the model may be on the meta device.
+    """
+    recipe = recipe or Recipe()
+    view = View({}, select(model, recipe.layers, recipe.skip_layers))
+    if data is not None:
+        with evaluating(model):
+            view = looked(model, view, Reading(model, data, "plan", forward).few, forward)
+    return _plan(model, recipe, view, _edited(model, recipe, view, None), memory, data, with_verdict=True)
+
+
+def parts_of(
+    model: nn.Module, sources: Sources, recipe: Recipe, memory: int | str | None, with_verdict: bool
+) -> tuple[list[Part], Plan | None]:
+    """The parts that a request is read in: one without a bound, else as many as the memory asks for."""
+    if memory is None:
+        return [Part(sources)], None
+    given = sources.given
+    forget = sources.forget if not isinstance(sources.forget, Statistics) else None
+    for source, what in ((sources.forget, "forget"), (sources.retain, "retain")):
+        if source is not None and not isinstance(source, Statistics):
+            check_rereadable(source, what, "memory=")
+    view = view_of(model, recipe.layers if given is None else given, recipe.skip_layers)
+    if forget is not None:
+        with evaluating(model):
+            view = looked(model, view, Reading(model, forget, "forget", sources.forward).few, sources.forward)
+    names = _edited(model, recipe, view, given)
+    found = _plan(model, recipe, view, names, memory, forget, with_verdict)
+    parts = [
+        Part(sources, view.only(group.layers, with_left_out=place == 0), tuple(names))
+        for place, group in enumerate(found.groups)
+    ]
+    return parts, found
+
+
+def without_moments(request: Request) -> Request:
+    """All of a request but what takes memory: enough to describe the edit."""
+    return request.with_each(lambda statistics: replace(statistics, layers={}, parts=None, factors={}))
+
+
+def described_together(requests: Sequence[Request]) -> Request:
+    """The description of a request whose parts are given without their moments."""
+    first = requests[0]
+    sides: Any = {}
+    for side in ("forget", "retain", "whole"):
+        if getattr(first, side) is not None:
+            sides[side] = joined([getattr(request, side) for request in requests])
+    return replace(first, **sides)
+
+
+def _plan(
+    model: nn.Module,
+    recipe: Recipe,
+    view: View,
+    names: Sequence[str],
+    memory: int | str | None,
+    forget: Iterable[Any] | None,
+    with_verdict: bool,
+) -> Plan:
+    classes = len(distinct_labels(forget)) if forget is not None and view.has_labels else 0
+    leaders = {} if view.probe is None else view.probe.leader
+    costs = costs_of(model, names, leaders, grams_of(recipe, classes, with_verdict), recipe, classes)
+    return plan_within(costs, None if memory is None else bytes_of(memory))
+
+
+def _edited(model: nn.Module, recipe: Recipe, view: View, given: Statistics | None) -> list[str]:
+    if given is not None:
+        return Request(None, None, given).layers(model, recipe)
+    return [name for name in view.selection.names if recipe.head != "keep" or name != head_of(model)]
+
+
+def _part(source: Any, view: View | None, model: nn.Module) -> Any:
+    """Of statistics the layers of the view, on the model's device."""
+    if view is None or not isinstance(source, Statistics):
+        return source
+    return source.only(*view.selection.names).to(device_of(model))

@@ -1,0 +1,90 @@
+"""Short names for the layers of a transformer: "mlp", "attention", "last4", "mlp:last4"."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from torch import nn
+
+from unmerge.errors import LayerError
+
+SYNTAX = "'mlp', 'attention', 'last4' (blocks), 'mlp:last4' or 'attention:last4'"
+
+_SHORTHAND = re.compile(r"(?P<kind>mlp|attention)?(?:(?(kind):|)last(?P<count>\d+))?")
+_ATTENTION = re.compile("attn|attention", re.IGNORECASE)
+
+
+def is_shorthand(entry: str) -> bool:
+    return bool(entry) and _SHORTHAND.fullmatch(entry) is not None
+
+
+def expanded(entry: str, model: nn.Module, names: Iterable[str]) -> list[str]:
+    """Those of the editable layers' names that a shorthand stands for.
+
+    "attention": inside a block's attention, "mlp": elsewhere in a block; "last4" keeps the last four blocks.
+    """
+    found = _SHORTHAND.fullmatch(entry)
+    assert found is not None
+    blocks = blocks_of(model)
+    if not blocks:
+        raise LayerError(
+            f"layers={entry!r}: {type(model).__name__} has no list of alike blocks, as a transformer has. Name the "
+            "layers, or write a pattern: 're:...'."
+        )
+    if found["count"] is not None:
+        count = int(found["count"])
+        if not 1 <= count <= len(blocks):
+            raise LayerError(f"layers={entry!r}: expected last1 to last{len(blocks)}, one for each block.")
+        blocks = dict(list(blocks.items())[-count:])
+    chosen = []
+    for name in names:
+        block = block_with(name, blocks)
+        if block is None:
+            continue
+        in_attention = _is_in_attention(name, block, blocks[block])
+        if found["kind"] is None or (found["kind"] == "attention") == in_attention:
+            chosen.append(name)
+    if not chosen:
+        raise LayerError(
+            f"layers={entry!r} selects no editable layer of the {len(blocks)} blocks {next(iter(blocks))!r} …"
+        )
+    return chosen
+
+
+def blocks_of(model: nn.Module) -> dict[str, nn.Module]:
+    """The repeated blocks of a network by name: the longest list of modules with layers inside.
+
+    Lists inside a block (experts) are parts of it. A Sequential counts when its modules are of one class.
+    """
+    found: list[dict[str, nn.Module]] = []
+    inside: list[str] = []
+    for name, module in model.named_modules():
+        if not isinstance(module, (nn.ModuleList, nn.Sequential)) or name.startswith(tuple(inside)):
+            continue
+        children = {f"{name}.{key}" if name else key: child for key, child in module.named_children()}
+        is_list = isinstance(module, nn.ModuleList) or len({type(child) for child in children.values()}) == 1
+        if is_list and children and all(_has_weights(child) for child in children.values()):
+            found.append(children)
+            inside.append(f"{name}." if name else "")
+    # Of an encoder and a decoder of the same depth the decoder.
+    return max(reversed(found), key=len, default={})
+
+
+def block_with(name: str, blocks: Mapping[str, nn.Module]) -> str | None:
+    """The name of the block that a layer stands in."""
+    return next((block for block in blocks if name.startswith(f"{block}.")), None)
+
+
+def _has_weights(module: nn.Module) -> bool:
+    """Whether the module is more than one layer, and some parameter in it is a matrix."""
+    return any(True for _ in module.children()) and any(parameter.dim() > 1 for parameter in module.parameters())
+
+
+def _is_in_attention(name: str, block: str, module: nn.Module) -> bool:
+    """Whether a module on the way from the block down to the layer calls itself an attention."""
+    for key in name.removeprefix(f"{block}.").split("."):
+        module = getattr(module, key, module)
+        if _ATTENTION.search(key) or _ATTENTION.search(type(module).__name__):
+            return True
+    return False
