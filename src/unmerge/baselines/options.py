@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from numbers import Integral, Real
 from typing import Any
 
-from unmerge.errors import UnmergeError
+from unmerge.errors import UnmergeError, suggest
 
 
 class BaselineError(UnmergeError):
@@ -34,3 +34,11 @@ def check_name(name: str, value: Any, known: Iterable[str]) -> None:
     known = list(known)
     if value not in known:
         raise BaselineError(f"{name}={value!r} is not one of {', '.join(repr(entry) for entry in known)}.")
+
+
+def check_known(options: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse an option that does not exist."""
+    known = list(known)
+    for name in options:
+        if name not in known:
+            raise BaselineError(f"there is no option {name!r}. {suggest(name, known)}")

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from unmerge.baselines.options import BaselineError, check_count, check_name, check_number
+from unmerge.baselines.options import BaselineError, check_count, check_known, check_name, check_number
 from unmerge.baselines.samples import Augment, Samples, chunks
 from unmerge.batches import Forward, classifier_logits, device_of, feed
-from unmerge.errors import listing, suggest
+from unmerge.errors import listing
 from unmerge.fingerprint import state_of
 
 # The factor of the learning rate after a share of all steps. The paper trains with "cosine"; the public code of
@@ -48,10 +48,7 @@ class Training:
     @classmethod
     def of(cls, options: Mapping[str, Any], **settings: Any) -> Training:
         """Settings with the options that a caller gave by name."""
-        known = [entry.name for entry in fields(cls)]
-        unknown = [name for name in options if name not in known]
-        if unknown:
-            raise BaselineError(f"there is no option {unknown[0]!r}. {suggest(unknown[0], known)}")
+        check_known(options, [entry.name for entry in fields(cls)])
         return cls(**{**settings, **options})
 
     def __post_init__(self) -> None:
@@ -72,32 +69,62 @@ def train(
     after_step: Callable[[], None] | None = None,
 ) -> nn.Module:
     """The model, trained in place: a step on each loss that `epoch` yields, `steps` of them an epoch."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if not parameters:
-        raise BaselineError(f"{what}: no parameter of the model takes a gradient. Call model.requires_grad_(True).")
     optimizer = torch.optim.SGD(
-        parameters, lr=training.lr, momentum=training.momentum, weight_decay=training.weight_decay
+        trainable(model, what), lr=training.lr, momentum=training.momentum, weight_decay=training.weight_decay
     )
-    generator = torch.Generator().manual_seed(training.seed)
-    flags = {module: module.training for module in model.modules()}
     factor = SCHEDULES[training.schedule]
+    total = steps * training.epochs
+
+    def step(done: int) -> None:
+        set_rate(optimizer, training.lr * factor(done / total))
+        optimizer.step()
+        if after_step is not None:
+            after_step()
+
+    return descend(model, epoch, training.epochs, optimizer, step, training.seed, what)
+
+
+def descend(
+    model: nn.Module,
+    epoch: Epoch,
+    epochs: int,
+    optimizer: torch.optim.Optimizer,
+    step: Callable[[int], None],
+    seed: int,
+    what: str,
+) -> nn.Module:
+    """The model in place: the gradients of each loss that `epoch` yields, then `step` with the number of those before.
+
+    Training flags and gradients are as before afterwards; weights that overflowed are an error.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    flags = {module: module.training for module in model.modules()}
     done = 0
     model.train()
-    for _ in tqdm(range(training.epochs), desc=what, unit="epoch", disable=None, leave=False):
+    for _ in tqdm(range(epochs), desc=what, unit="epoch", disable=None, leave=False):
         for loss in epoch(generator):
-            for group in optimizer.param_groups:
-                group["lr"] = training.lr * factor(done / (steps * training.epochs))
             optimizer.zero_grad()
             loss.backward()
-            optimizer.step()
-            if after_step is not None:
-                after_step()
+            step(done)
             done += 1
     for module, flag in flags.items():
         module.training = flag
     model.zero_grad(set_to_none=True)
     check_finite(model, what)
     return model
+
+
+def trainable(model: nn.Module, what: str) -> list[nn.Parameter]:
+    """The parameters that take a gradient, at least one."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not parameters:
+        raise BaselineError(f"{what}: no parameter of the model takes a gradient. Call model.requires_grad_(True).")
+    return parameters
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate
 
 
 def train_on(model: nn.Module, samples: Samples, places: Tensor, training: Training, what: str) -> nn.Module:

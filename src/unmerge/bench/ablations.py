@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from unmerge.bench.comparison import edited
 from unmerge.bench.tasks import Task
+from unmerge.initial import Init
 from unmerge.recipe import Recipe
 
 Rows = Iterator[tuple[str, Recipe]]
@@ -51,6 +55,18 @@ ABLATIONS: dict[str, Callable[[], Rows]] = {
     "skip": _skip,
     "lambda": _lambda,
 }
+
+
+def inits(task: Task, wrong: Mapping[str, Tensor]) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
+    """Rows with the true initial weights (where there are any), with zero, and with those of another training."""
+    states: dict[str, Init] = {"zero": "zero", "wrong": wrong}
+    if task.init != "zero":
+        states = {"true": task.init, **states}
+    for name, init in states.items():
+        for variant, recipe in (("default", Recipe()), ("cav-kmeans", Recipe.paper("cav-kmeans").but(alpha=None))):
+            plain = recipe.mean == "free"
+            options: dict[str, Any] = {"recalibrate": not plain, "by_reference": plain, "check_init": False}
+            yield f"init: {variant}, {name}", partial(edited, replace(task, init=init), recipe, **options)
 
 
 def ablated(task: Task, name: str) -> Iterator[tuple[str, Callable[[], nn.Module]]]:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from unmerge import __version__
 from unmerge.bench import cifar_data, comparison, paper
-from unmerge.bench.ablations import ABLATIONS, ablated
+from unmerge.bench.ablations import ABLATIONS, ablated, inits
 from unmerge.bench.images import Images
 from unmerge.bench.networks import cifar_resnet, load_trunk
 from unmerge.bench.tasks import Task, task_of
@@ -111,7 +111,7 @@ class Benchmark:
         seconds: dict[str, float] = {}
         chosen = dict(comparison.methods(task, seed=self.options.seed, published=True))
         for ablation in self.options.ablate:
-            chosen |= dict(ablated(task, ablation))
+            chosen |= dict(inits(task, self._stranger()) if ablation == "init" else ablated(task, ablation))
         if self.options.only:
             unknown = [name for name in self.options.only if name not in chosen]
             if unknown:
@@ -176,6 +176,11 @@ class Benchmark:
             load_trunk(model, load_weights(self.options.checkpoint))
         return model
 
+    def _stranger(self) -> dict[str, Tensor]:
+        """The weights of a network of the same form that was trained on other data: on half of the classes."""
+        half = self.data.train.where(self.data.train.labels < len(self.data.classes) // 2)
+        return self._network(f"first-half-{self.options.seed}", half, self.options.seed + 7).state_dict()
+
     def _network(self, name: str, images: Images, seed: int) -> nn.Module:
         path = self.folder / f"{name}.safetensors"
         # One pretrained start for all, as fine-tuning and retraining have; from scratch each has its own.
@@ -232,7 +237,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--fast", action="store_true", help="30 epochs instead of the paper's 100 (15 for 50)")
     parser.add_argument("--epochs", type=int, help="of training, in place of the schedule's")
     parser.add_argument("--floor", action="store_true", help="retrain a second time: the noise of every figure")
-    parser.add_argument("--ablate", nargs="+", choices=list(ABLATIONS), default=[], help="further rows")
+    parser.add_argument("--ablate", nargs="+", choices=[*ABLATIONS, "init"], default=[], help="further rows")
     parser.add_argument("--subset", type=int, help="only the first images of each class, to try things out")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")

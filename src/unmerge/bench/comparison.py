@@ -114,14 +114,17 @@ def methods(
         yield name, partial(edited, task, recipe)
 
 
-def edited(task: Task, recipe: Recipe, recalibrate: bool = True, by_reference: bool = False) -> nn.Module:
+def edited(
+    task: Task, recipe: Recipe, recalibrate: bool = True, by_reference: bool = False, check_init: bool = True
+) -> nn.Module:
     """A copy of the model that has forgotten; alpha from the forget set alone where the recipe recommends none.
 
     by_reference: alpha by ToW against the retrained model instead, as the paper chooses it.
     """
     data = task.retain if recalibrate else None
     model = copy.deepcopy(task.model)
-    edit = unmerge.fit(model, task.forget, task.retain, init=task.init, recipe=recipe, forward=task.forward)
+    fitting: dict[str, Any] = {"init": task.init, "recipe": recipe, "forward": task.forward, "check_init": check_init}
+    edit = unmerge.fit(model, task.forget, task.retain, **fitting)
     alpha = edit.alpha
     if alpha is None:
         options: dict[str, Any] = {"recalibrate": data, "forward": task.forward}

@@ -1,0 +1,127 @@
+"""A grid of edits on TOFU, each at and around the strength that the forget set asks for, scored without generation."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tqdm.auto import tqdm
+
+from unmerge.bench.tofu_methods import MASKS, Pair, Request, Variant, collected, fitted
+from unmerge.errors import DataError, UnmergeError, UnmergeWarning
+from unmerge.evaluation import Column, Figure, Table
+from unmerge.evaluation.language import Answers, ask, metrics
+from unmerge.evaluation.language.answers import Splits
+from unmerge.evaluation.language.tofu import UTILITY, harmonic_mean
+from unmerge.files import write_json
+from unmerge.recipe import Recipe
+
+STRENGTHS = (0.7, 1.0, 1.4)  # times the alpha that the forget set asks for
+COLUMNS = [
+    Column("forget quality", "higher", 4),
+    Column("utility of six", "higher", 4),
+    Column("forget prob.", "near", 3),
+    Column("retain prob.", "near", 3),
+    Column("alpha", None, 2),
+    Column("seconds", "lower", 2),
+]
+_SIX = tuple(name for name in UTILITY if not name.endswith("ROUGE"))
+
+
+def grid(blocks: int) -> dict[str, Variant]:
+    """Every cell under its name: basis, layers, tokens, init and what becomes of the mean."""
+    layers: dict[str, Any] = {
+        "upper mlp": f"mlp:last{max(1, blocks // 2)}",
+        "all mlp": "mlp",
+        "all down": r"re:mlp\.down_proj$",
+        "all": ["mlp", "attention"],
+    }
+    bases: dict[str, dict[str, Any]] = {
+        f"contrastive {rank}": {"basis": "contrastive", "rank": rank} for rank in (16, 64, 256)
+    }
+    bases |= {
+        f"deflated {deflate}": {"basis": "deflated-pca", "rank": 64, "deflate": deflate, "lam": 0.0, "mean": "free"}
+        for deflate in (96, 192, 384)
+    }
+    bases |= {basis: {"basis": basis} for basis in ("lda", "private-mean", "blend")}
+    choices = itertools.product(bases, layers, MASKS, ("base", "zero"), ("mean free", "mean kept"))
+    return {
+        ", ".join(parts): Variant(
+            Recipe(layers=layers[parts[1]], head="keep", **bases[parts[0]]), parts[2], parts[3], parts[4] == "mean kept"
+        )
+        for parts in choices
+    }
+
+
+def explored(
+    request: Request, tokenizer: Any, splits: Splits, anchors: Mapping[str, Answers], cache: Path, only: Sequence[str]
+) -> Table:
+    """The cells of the grid, the best forget quality first; each is kept in a file of `cache`.
+
+    anchors: the answers of "retrained" and of other models to compare with.
+    only: parts of names, such as "upper mlp, base": a cell that has all parts of one of them is chosen; empty: all.
+    """
+    cells = chosen_cells(grid(request.blocks), only)
+    probed = {name: part for name, part in splits.items() if name != "holdout"}
+    retrained = anchors["retrained"]
+    found = {name: _figures(answers, probed, retrained) for name, answers in anchors.items()}
+    statistics: dict[str, Pair] = {}
+    measured: dict[str, dict[str, float]] = {}
+    for name, variant in tqdm(cells.items(), desc="cells", disable=None):
+        path = cache / f"{name.replace(', ', '-').replace(' ', '_')}.json"
+        if not path.is_file():
+            if variant.tokens not in statistics:
+                statistics[variant.tokens] = collected(request, variant.tokens, ["mlp", "attention"])
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UnmergeWarning)
+                rows = _cell(request, variant, statistics[variant.tokens], tokenizer, probed, retrained)
+            write_json(path, rows)
+        for times, row in json.loads(path.read_text()).items():
+            measured[f"{name}, x{times}"] = row
+    found |= dict(sorted(measured.items(), key=lambda entry: -entry[1]["forget quality"]))
+    figures = {name: {label: Figure(value) for label, value in row.items()} for name, row in found.items()}
+    return Table("cells", COLUMNS, figures, list(anchors), "retrained")
+
+
+def chosen_cells(cells: Mapping[str, Variant], only: Sequence[str]) -> dict[str, Variant]:
+    """The cells that have all parts of one of some names."""
+    wanted = [set(name.split(", ")) for name in only]
+    chosen = {name: cell for name, cell in cells.items() if any(parts <= set(name.split(", ")) for parts in wanted)}
+    if only and not chosen:
+        parts = list(dict.fromkeys(part for name in cells for part in name.split(", ")))
+        raise DataError(f"no cell is called {' or '.join(map(repr, only))}. Names are made of: {', '.join(parts)}.")
+    return chosen if only else dict(cells)
+
+
+def _cell(
+    request: Request, variant: Variant, statistics: Pair, tokenizer: Any, probed: Splits, retrained: Answers
+) -> dict[str, dict[str, float]]:
+    """The figures at every strength; none where the recipe finds no direction."""
+    start = time.perf_counter()
+    try:
+        edit = fitted(request, variant, statistics)
+    except UnmergeError:
+        return {}
+    seconds = request.seconds_since(start)
+    alpha = request.strength(edit).alpha
+    rows = {}
+    for times in STRENGTHS:
+        with edit.applied(request.model, times * alpha) as changed:
+            answers = ask(changed, tokenizer, probed, autocast=request.half)
+        rows[f"{times:g}"] = _figures(answers, probed, retrained) | {"alpha": times * alpha, "seconds": seconds}
+    return rows
+
+
+def _figures(answers: Answers, probed: Splits, retrained: Answers) -> dict[str, float]:
+    values = {name: metric.value for name, metric in metrics(answers, probed, retrained).items()}
+    return {
+        "forget quality": values["forget_quality"],
+        "utility of six": harmonic_mean([values[name] for name in _SIX]),
+        "forget prob.": values["forget_Q_A_Prob"],
+        "retain prob.": values["retain_Q_A_Prob"],
+    }
