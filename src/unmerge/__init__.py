@@ -1,6 +1,6 @@
 """Make a fine-tuned network forget a class or a concept by a closed-form, low-rank, reversible edit."""
 
-from unmerge import tokens
+from unmerge import distributed, tokens
 from unmerge.collection import collect
 from unmerge.composition import compose
 from unmerge.diagnosis import Diagnosis, diagnose
@@ -28,6 +28,7 @@ __all__ = [
     "collect",
     "compose",
     "diagnose",
+    "distributed",
     "edit_checkpoint",
     "fit",
     "plan",

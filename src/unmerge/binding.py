@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from unmerge.errors import EditError, listing
-from unmerge.fingerprint import differences, fingerprint, state_of
+from unmerge.fingerprint import differences, fingerprint, kind_of, state_of
 from unmerge.layers import tensor_name, weight_in
 from unmerge.ledger import ledger_of
 from unmerge.offloading import check_writable
@@ -44,6 +44,31 @@ def check_shapes(edit: Edit, state: Mapping[str, Tensor]) -> None:
     ]
     if shapes:
         raise EditError(f"{listing(shapes)} have other shapes in this model than in the one that was fitted.")
+
+
+def check_whole(edit: Edit) -> None:
+    """Refuse an edit whose parts do not fit one another, as no fit makes it but a file may hold it."""
+    for name, layer in edit.layers.items():
+        coefficients, basis = layer.B, layer.Q
+        fits = (
+            coefficients.dim() == basis.dim()
+            and coefficients.dim() in (2, 3)
+            and coefficients.shape[-1] == basis.shape[-1]
+            and coefficients.shape[:-2] == basis.shape[:-2]
+            and (layer.shift is None or layer.shift.shape == (coefficients.shape[:-1].numel(),))
+        )
+        parts = (coefficients, basis, *([] if layer.shift is None else [layer.shift]))
+        if not fits or not all(part.is_floating_point() for part in parts):
+            shapes = " and ".join(f"{part.dtype}{list(part.shape)}" for part in parts)
+            raise EditError(f"the parts of layer {name!r} do not fit one another: {shapes}")
+        if (layer.shift is None) != (layer.shift_to is None):
+            raise EditError(f"layer {name!r} has a constant without a place for it, or the reverse")
+    if edit.alpha is not None and edit.alpha < 0:
+        raise EditError(f"its alpha is {edit.alpha}")
+    if edit.removed and (edit.head is None or min(edit.removed) < 0):
+        raise EditError(f"it removes the rows {list(edit.removed)} of {edit.head!r}")
+    for checksum in edit.weights.values():
+        kind_of(checksum)
 
 
 def other_weights(edit: Edit, changed: Iterable[str]) -> EditError:

@@ -74,7 +74,7 @@ def looked(model: nn.Module, view: View, batch: Any, forward: Forward | None) ->
     return replace(view, probe=probe(model, view.selection.names, few, forward), has_labels=has_labels)
 
 
-@together()
+@together
 def collect(
     model: nn.Module,
     data: Iterable[Any],

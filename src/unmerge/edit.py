@@ -15,20 +15,34 @@ import torch
 from torch import Tensor, nn
 
 from unmerge import ledger as ledgers
-from unmerge.batches import PROBE_SAMPLES, Forward, check_rereadable, first_batch, first_samples
-from unmerge.binding import check_model
+from unmerge.batches import Forward, check_rereadable
+from unmerge.binding import check_model, check_whole
+from unmerge.distributed import is_first
 from unmerge.errors import EditError, FileError, RecipeError, listing, warn
-from unmerge.files import read_tensors, write_json, write_tensors
+from unmerge.files import put_json, put_tensors, read_tensors, replacing
 from unmerge.fingerprint import state_of
+from unmerge.forms import check_fields
 from unmerge.layers import tensor_name, weight_in
 from unmerge.normalization import evaluating, norm_inputs, norms_behind
 from unmerge.normalization import recalibrate as recalibrate_norms
+from unmerge.reading import Reading
 from unmerge.recipe import Recipe
 from unmerge.rewriting import rewritten, surviving_share
+from unmerge.sharded import Whole, is_finite, split_like
 from unmerge.tables import html_table
 
 KIND = "edit"
-_LAYER_FACTS = ("shift_to", "transposed", "beyond_lora")  # what a file holds of a layer beside its tensors
+# What a file holds: of the edit, and of a layer beside its tensors.
+_FACTS = {
+    "alpha": float | None,
+    "head": str | None,
+    "removed": list[int],
+    "weights": dict[str, str],
+    "provenance": dict[str, Any],
+    "recipe": dict[str, Any],
+    "layers": dict[str, dict[str, Any]],
+}
+_LAYER_FACTS = {"shift_to": str | None, "transposed": bool, "beyond_lora": str | None}
 
 
 @dataclass(frozen=True)
@@ -86,14 +100,14 @@ class Edit:
         check_model(self, model, force)
         entry = ledgers.Entry(self, alpha, head_alpha)
         values = self.changes(state_of(model), alpha, head_alpha)
-        broken = [name for name, value in values.items() if not value.isfinite().all()]
+        broken = [name for name, value in values.items() if not is_finite(value)]
         if broken:
             raise EditError(f"at alpha={alpha:g} the edit makes {listing(broken)} infinite in its type; lower alpha.")
         before: dict[str, Tensor] = {}
         if recalibrate is not None:
             check_rereadable(recalibrate, "recalibrate", "finding the BatchNorms behind the edit")
             with evaluating(model):
-                first = first_samples(first_batch(recalibrate, "recalibrate"), PROBE_SAMPLES)
+                first = Reading(model, recalibrate, "recalibrate", forward).few
             before = norm_inputs(model, first, forward)
         with ledgers.change(model, entry) as remember:
             remember(values)
@@ -135,24 +149,35 @@ class Edit:
     def changes(self, state: Mapping[str, Tensor], alpha: float, head_alpha: float | None = None) -> dict[str, Tensor]:
         """The tensors of a state dict that the edit changes, with their new values."""
         head_alpha = alpha if head_alpha is None else head_alpha
-        return {name: rewritten(self, name, state, alpha, head_alpha) for name in self.touched}
+        values = Whole(state)
+        return {
+            name: split_like(rewritten(self, name, values, alpha, head_alpha), state[name]) for name in self.touched
+        }
 
     def survived(self, model: nn.Module, alpha: float | None = None) -> dict[str, float]:
         """The share of each layer's change that rounding to the weight's type leaves: 1 for float32, less for bf16."""
         alpha = self._strength(alpha)
-        state = state_of(model)
+        state = Whole(state_of(model))
         return {name: surviving_share(layer, weight_in(state, name), alpha) for name, layer in self.layers.items()}
 
     def save(self, directory: str | Path) -> None:
-        """Write `edit.safetensors`, which holds everything, and `edit.json`, its readable part."""
+        """Write `edit.safetensors`, which holds everything, and `edit.json`, its readable part.
+
+        Of several processes the first writes.
+        """
+        if not is_first():
+            return
         directory = Path(directory)
         tensors: dict[str, Tensor] = {}
         for name, layer in self.layers.items():
             parts = {"B": layer.B, "Q": layer.Q, "shift": layer.shift}
             tensors.update({f"{name}:{part}": value for part, value in parts.items() if value is not None})
         header = self.to_dict()
-        write_tensors(directory / "edit.safetensors", tensors, KIND, header)
-        write_json(directory / "edit.json", header)
+        readable = directory / "edit.json"
+        with replacing(readable) as header_part, replacing(directory / "edit.safetensors") as part:
+            put_json(header_part, header)
+            put_tensors(part, tensors, KIND, header)
+            readable.unlink(missing_ok=True)  # at no moment that of another edit beside these tensors
 
     @classmethod
     def load(cls, directory: str | Path, device: torch.device | str = "cpu") -> Edit:
@@ -189,6 +214,9 @@ class Edit:
     def from_dict(cls, header: Mapping[str, Any], tensors: Mapping[str, Tensor], source: Path) -> Edit:
         """The edit of `to_dict`'s values and the tensors that belong to it, as read from `source`."""
         try:
+            check_fields(header, _FACTS)
+            for name, entry in header["layers"].items():
+                check_fields(entry, _LAYER_FACTS, f"layer {name!r}")
             layers = {
                 name: LayerEdit(
                     tensors[f"{name}:B"],
@@ -199,8 +227,10 @@ class Edit:
                 for name, entry in header["layers"].items()
             }
             values = {name: header[name] for name in ("alpha", "head", "weights", "provenance")}
-            return cls(layers, Recipe.from_dict(header["recipe"]), removed=tuple(header["removed"]), **values)
-        except (KeyError, TypeError, AttributeError, RecipeError) as error:
+            edit = cls(layers, Recipe.from_dict(header["recipe"]), removed=tuple(header["removed"]), **values)
+            check_whole(edit)
+            return edit
+        except (KeyError, TypeError, RecipeError, EditError) as error:
             raise FileError(f"{source} was written by another version of unmerge: {error!r}.") from error
 
     def to_dict(self) -> dict[str, Any]:

@@ -40,6 +40,10 @@ class FileError(UnmergeError):
     """A file that is missing, damaged or of another kind."""
 
 
+class RankError(UnmergeError):
+    """One of several processes that has failed or ended, or that sees other data or weights than the rest."""
+
+
 class UnmergeWarning(UserWarning):
     """Something was left out or reduced; the message says what."""
 
@@ -63,7 +67,10 @@ def listing(names: Iterable[str], limit: int = 8) -> str:
 
 
 def warn(message: str) -> None:
-    """Warn at the line of the user's code that called into the package."""
+    """Warn at the line of the user's code that called into the package; of several processes the first does."""
+    distributed = sys.modules.get("unmerge.distributed")  # which imports this module
+    if distributed is not None and not distributed.is_first():
+        return
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_globals["__name__"].partition(".")[0] == "unmerge":
         level, frame = level + 1, frame.f_back

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,30 +17,37 @@ from torch import Tensor
 
 from unmerge.errors import FileError, listing
 from unmerge.fingerprint import differences, fingerprint
+from unmerge.forms import check_fields
+from unmerge.leftovers import sweep, unfinished
 
 
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
     """A path to write to that becomes `target` only when the block ends well."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
-    os.close(handle)
-    part = Path(name)
+    sweep(target)
     try:
-        yield part
-        with open(part, "rb") as written:
-            os.fsync(written.fileno())
-        os.chmod(part, 0o666 & ~umask())
-        os.replace(part, target)
+        with unfinished(target) as part:
+            yield part
+            with open(part, "rb") as written:
+                os.fsync(written.fileno())
+            os.chmod(part, 0o666 & ~umask())
+            os.replace(part, target)
+    except SafetensorError as error:
+        raise FileError(f"{target} could not be written: {error}") from error
     except OSError as error:
         error.filename = error.filename or str(target)  # a full disk does not say where
         raise
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], kind: str, header: Mapping[str, Any]) -> None:
     """Write one safetensors file whose metadata holds `header` and the checksums of the tensors."""
+    with replacing(path) as part:
+        put_tensors(part, tensors, kind, header)
+
+
+def put_tensors(part: Path, tensors: Mapping[str, Tensor], kind: str, header: Mapping[str, Any]) -> None:
+    """What `write_tensors` writes, to a path of `replacing`."""
     stored: dict[str, Tensor] = {}
     taken: set[int] = set()
     for name, tensor in tensors.items():
@@ -58,27 +64,24 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], kind: str, header: 
     }
     # Checksums of the metadata too: a changed header is as wrong as a changed tensor.
     metadata["seal"] = _seal(metadata)
-    with replacing(path) as part:
-        try:
-            save_file(stored, part, metadata=metadata)
-        except SafetensorError as error:
-            raise FileError(f"{path} could not be written: {error}") from error
+    save_file(stored, part, metadata=metadata)
 
 
 def read_tensors(path: Path, kind: str, device: torch.device | str = "cpu") -> tuple[dict[str, Tensor], Any]:
     """The tensors and the header of a file that `write_tensors` wrote, checked against its checksums."""
     with opened(path) as (file, metadata):
-        if metadata.get("unmerge") != kind:
-            found = metadata.get("unmerge", "a safetensors file of another program")
-            raise FileError(f"{path} is not a file of {kind}: found {found}.")
-        if metadata.get("seal") != _seal(metadata):
-            raise FileError(f"{path} was changed after it was written: its header does not match its seal.")
+        header, checksums = _sealed(path, kind, metadata)
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-        checksums = json.loads(metadata["checksums"])
         changed = differences(fingerprint(tensors), checksums)
         if changed:
             raise FileError(f"{path} was changed after it was written: tensor {changed[0]!r} has another checksum.")
-    return {name: tensor.to(device) for name, tensor in tensors.items()}, json.loads(metadata["header"])
+    return {name: tensor.to(device) for name, tensor in tensors.items()}, header
+
+
+def read_header(path: Path, kind: str) -> Any:
+    """The header alone, without reading a tensor."""
+    with opened(path) as (_, metadata):
+        return _sealed(path, kind, metadata)[0]
 
 
 @contextmanager
@@ -115,15 +118,44 @@ def load_weights(path: Path) -> dict[str, Tensor]:
     return dict(loaded)
 
 
+def read_weight_map(index: Path) -> dict[str, str]:
+    """The file of each tensor by the index of a sharded checkpoint; only files beside the index are accepted."""
+    found = read_json(index, "checkpoint index")
+    try:
+        check_fields(found, {"weight_map": dict[str, str]}, "it")
+    except TypeError as error:
+        raise FileError(f"{index} is no checkpoint index: {error}.") from error
+    places: dict[str, str] = found["weight_map"]
+    outside = [file for file in sorted(set(places.values())) if Path(file).name != file or set(file) & set("\\:\0")]
+    if outside:
+        raise FileError(f"{index} names files outside its directory: {listing(outside)}.")
+    return places
+
+
 def write_weights(path: Path, state: Mapping[str, Tensor]) -> None:
     """Write a state dict as safetensors, whole or not at all; a tensor under two names is written twice."""
     with replacing(path) as part:
         save_file({name: tensor.detach().clone().contiguous().cpu() for name, tensor in state.items()}, part)
 
 
+def read_json(path: Path, what: str) -> Any:
+    """The value in a JSON file; `what` says in an error what was expected."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise FileError(f"there is no file {path}.") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise FileError(f"{path} is no {what}: {error!r}.") from error
+
+
 def write_json(path: Path, value: Any) -> None:
     with replacing(path) as part:
-        part.write_text(json.dumps(value, indent=2) + "\n")
+        put_json(part, value)
+
+
+def put_json(part: Path, value: Any) -> None:
+    """What `write_json` writes, to a path of `replacing`."""
+    part.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
 def umask() -> int:
@@ -131,6 +163,22 @@ def umask() -> int:
     current = os.umask(0)
     os.umask(current)
     return current
+
+
+def _sealed(path: Path, kind: str, metadata: Mapping[str, str]) -> tuple[Any, dict[str, str]]:
+    """The header and the checksums of the tensors, as they were written."""
+    if metadata.get("unmerge") != kind:
+        found = metadata.get("unmerge", "a safetensors file of another program")
+        raise FileError(f"{path} is not a file of {kind}: found {found}.")
+    if metadata.get("seal") != _seal(metadata):
+        raise FileError(f"{path} was changed after it was written: its header does not match its seal.")
+    try:
+        header, checksums = (json.loads(metadata[key]) for key in ("header", "checksums"))
+    except (KeyError, ValueError, RecursionError) as error:
+        raise FileError(f"{path} was written by another version of unmerge: {error!r}.") from error
+    if not isinstance(header, dict) or not isinstance(checksums, dict):
+        raise FileError(f"{path} was written by another version of unmerge: its header holds no fields.")
+    return header, checksums
 
 
 def _seal(metadata: Mapping[str, str]) -> str:

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
 
+from unmerge.errors import FileError
 from unmerge.offloading import with_offloaded
+from unmerge.sharded import is_split, settle, whole
 
+_CHECKSUM = re.compile(r"(?P<dtype>\w{1,20})\[(?P<sizes>(\d{1,18}(, \d{1,18}){0,15})?)\]:[0-9a-f]{16}")
 _CHUNK = 1 << 20
 _SMALL = {"cpu": 1 << 14, "cuda": 1 << 20}  # up to which many tensors are summed in one go: there, each call costs more
 
 
 def fingerprint(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """A checksum a tensor: its type, shape and a 64-bit sum of its bits, each weighted by its place."""
+    split = {name: tensor for name, tensor in tensors.items() if is_split(tensor)}
+    if split:
+        found = fingerprint({name: tensor for name, tensor in tensors.items() if name not in split})
+        for name, tensor in split.items():  # one at a time: all of them may not fit
+            found |= fingerprint({name: whole(tensor.detach())})
+        return {name: found[name] for name in tensors}
     words = {name: _words(tensor.detach()) for name, tensor in tensors.items()}
     sums = dict.fromkeys(words, 0)
     for device in {values.device for values in words.values()}:
@@ -34,13 +44,16 @@ def fingerprint(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 def kind_of(checksum: str) -> tuple[torch.dtype, tuple[int, ...]]:
     """The type and shape of the tensor that a checksum is of."""
-    dtype, _, rest = checksum.partition("[")
-    sizes = rest.partition("]")[0]
-    return getattr(torch, dtype), tuple(int(size) for size in sizes.split(",") if size)
+    found = _CHECKSUM.fullmatch(checksum)
+    dtype = None if found is None else getattr(torch, found["dtype"], None)
+    if found is None or not isinstance(dtype, torch.dtype):
+        raise FileError(f"{checksum[:100]!r} is no checksum of a tensor.")
+    return dtype, tuple(int(size) for size in found["sizes"].split(",") if size)
 
 
 def state_of(model: nn.Module) -> dict[str, Tensor]:
     """Every parameter and buffer of a model, also those that state_dict leaves out."""
+    settle(model)
     state: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
     state.update(model.named_buffers(remove_duplicate=False))
     return with_offloaded(model, state)

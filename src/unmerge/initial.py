@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from unmerge.errors import FileError, InitError, listing
-from unmerge.files import load_weights
+from unmerge.files import load_weights, read_weight_map
 from unmerge.fingerprint import state_of
 from unmerge.layers import tensor_name, weight_in
+from unmerge.sharded import Whole
 
 Init = str | Path | Mapping[str, Tensor] | nn.Module
 
@@ -52,7 +52,7 @@ def _difference(current: Tensor, initial: Tensor | None) -> Tensor:
 def initial_weights(model: nn.Module, init: Init, names: Iterable[str]) -> dict[str, Tensor]:
     """The initial value of each named parameter, on its device; zeros for "zero"."""
     own = state_of(model)
-    wanted = {name: own[name] for name in names}
+    wanted = Whole({name: own[name] for name in names})
     given = _checked(init, wanted)
     if given is None:
         return {name: torch.zeros_like(parameter) for name, parameter in wanted.items()}
@@ -66,7 +66,7 @@ def task_vectors(model: nn.Module, init: Init, layers: Iterable[str], with_biase
     wanted = [tensor_name(name, "weight") for name in layers]
     if with_biases:
         wanted += [bias for name in layers if (bias := tensor_name(name, "bias")) in own]
-    current = {name: own[name] for name in wanted}
+    current = Whole({name: own[name] for name in wanted})
     return TaskVectors(current, _checked(init, current))
 
 
@@ -117,7 +117,7 @@ def _check_shapes(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> 
 
 def _state(init: Any, wanted: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     if isinstance(init, nn.Module):
-        return init.state_dict()
+        return Whole(init.state_dict())
     if isinstance(init, Mapping):
         return init
     if isinstance(init, (str, Path)):
@@ -143,14 +143,8 @@ def _read(path: Path, wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _read_shards(directory: Path, index: Path, wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Only those shards of a checkpoint that hold a wanted parameter."""
-    try:
-        places = json.loads(index.read_text())["weight_map"]
-        files = {place: Path(place).name for name, place in places.items() if name in wanted}
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise FileError(f"{index} is no checkpoint index: {error!r}.") from error
+    places = read_weight_map(index)
     state: dict[str, Tensor] = {}
-    for place, name in files.items():
-        if place != name:
-            raise FileError(f"{index} names a file outside its directory: {place!r}.")
-        state.update(load_weights(directory / name))
+    for file in dict.fromkeys(file for name, file in places.items() if name in wanted):
+        state.update(load_weights(directory / file))
     return state

@@ -1,4 +1,4 @@
-"""How well a classifier does on labelled batches: what the search for a strength looks at."""
+"""How well a classifier or a language model does on labelled batches: what the search for a strength looks at."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unmerge.batches import Forward, classifier_logits, feed, labels_of, on_device
+from unmerge import tokens
+from unmerge.batches import Forward, classifier_logits, feed, labels_of, logits_of, on_device
 from unmerge.distributed import summed
 from unmerge.errors import DataError
 from unmerge.normalization import evaluating
@@ -45,6 +46,38 @@ def divergence(model: nn.Module, reference: nn.Module, data: Iterable[Any], forw
             count += len(mine)
     total, count = summed(total, count)
     return total / count
+
+
+@torch.no_grad()
+def answer_probability(model: nn.Module, data: Iterable[Any], forward: Forward | None = None) -> float:
+    """The mean answer probability of a language model: over texts, exp(−mean loss of the tokens that have a label)."""
+    total, count = 0.0, 0
+    with evaluating(model):
+        for piece in Reading(model, data, "answers", forward):
+            found = answer_probabilities(model, piece.batch, forward)
+            total += found.sum().item()
+            count += len(found)
+    total, count = summed(total, count)
+    if not count:
+        raise DataError("no token of the texts has a label, so there is no answer to look at.")
+    return total / count
+
+
+def answer_probabilities(model: nn.Module, batch: Any, forward: Forward | None = None) -> Tensor:
+    """That of each text of a batch; texts without a labelled token are left out."""
+    batch = on_device(model, batch)
+    counted, targets = tokens.answer(batch)[:, 1:], batch["labels"][:, 1:]
+    logits = logits_of(feed(model, batch, forward))
+    if logits is None or logits.dim() != 3:
+        raise DataError("the model returned no logits (samples, tokens, vocabulary). Pass forward=, which returns them.")
+    rows, columns = counted.nonzero(as_tuple=True)
+    # Only the positions whose next token counts: the vocabulary is wide.
+    chosen = logits[rows, columns]
+    wide = chosen.to(torch.promote_types(chosen.dtype, torch.float32))
+    losses = nn.functional.cross_entropy(wide, targets[rows, columns], reduction="none").double()
+    sums = losses.new_zeros(len(targets)).index_add(0, rows, losses)
+    lengths = counted.sum(1)
+    return torch.exp(-sums / lengths)[lengths > 0]
 
 
 def _logits(model: nn.Module, batch: Any, forward: Forward | None) -> Tensor:

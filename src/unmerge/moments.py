@@ -138,6 +138,14 @@ class Moments:
         parts = [tensor.to(device, copy=copy) for tensor in (self.pivot, self.total, self.gram)]
         return Moments.build(self.n, *parts)
 
+    def move_pivot_(self, pivot: Tensor) -> Moments:
+        """The same sums about another pivot, in place."""
+        step = self.pivot - pivot
+        self._add_step_(self.gram, step, +1)
+        self._total = self.total + self.n * step
+        self._pivot = pivot
+        return self
+
     def group(self, index: int) -> Moments:
         """The moments of one group of a grouped layer."""
         return Moments.build(self.n, self.pivot[index], self.total[index], self.gram[index])
@@ -168,12 +176,16 @@ class Moments:
             )
         step = other.pivot - self.pivot
         gram = torch.add(self.gram, other.gram, alpha=sign)
-        # About the other pivot p + s a sum Σyyᵀ becomes Σ(y + s)(y + s)ᵀ = Σyyᵀ + wsᵀ + swᵀ with w = Σy + ns/2.
-        half = (other.total + other.n / 2 * step).to(gram.dtype).unsqueeze(-1)
-        column = step.to(gram.dtype).unsqueeze(-1)
-        gram.addcmul_(half, column.mT, value=sign).addcmul_(column, half.mT, value=sign)
+        other._add_step_(gram, step, sign)
         total = self.total + sign * (other.total + other.n * step)
         return Moments.build(self.n + sign * other.n, self.pivot, total, gram)
+
+    def _add_step_(self, gram: Tensor, step: Tensor, sign: int) -> None:
+        """Add (or take away) what the sums of these rows gain about a pivot that lies `step` below theirs."""
+        # About the pivot p − s a sum Σyyᵀ becomes Σ(y + s)(y + s)ᵀ = Σyyᵀ + wsᵀ + swᵀ with w = Σy + ns/2.
+        half = (self.total + self.n / 2 * step).to(gram.dtype).unsqueeze(-1)
+        column = step.to(gram.dtype).unsqueeze(-1)
+        gram.addcmul_(half, column.mT, value=sign).addcmul_(column, half.mT, value=sign)
 
     def _check_counted(self) -> None:
         if self.n == 0:

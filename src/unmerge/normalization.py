@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from unmerge.batches import Forward, batches, feed, first_tensor, on_device
+from unmerge.batches import Forward, feed, first_tensor, on_device
+from unmerge.distributed import add_up_, size, summed
 from unmerge.errors import DataError
+from unmerge.reading import Reading
 
 RECALIBRATION_SAMPLES = 10_000
 
@@ -100,24 +102,39 @@ def recalibrate(model: nn.Module, norms: Sequence[str], data: Iterable[Any], for
     chosen = [batch_norms(model)[name] for name in norms]
     momenta = [norm.momentum for norm in chosen]
     samples = 0
+    reading = Reading(model, data, "recalibrate", forward, samples=RECALIBRATION_SAMPLES)
     with evaluating(model):
         try:
             for norm in chosen:
                 norm.reset_running_stats()
                 norm.momentum = None
                 norm.train()
-            for batch in batches(data, "recalibrate"):
-                feed(model, on_device(model, batch), forward)
-                samples += len(first_tensor(batch))
-                if samples >= RECALIBRATION_SAMPLES:
-                    break
+            for piece in reading:
+                feed(model, on_device(model, piece.batch), forward)
+                samples += len(first_tensor(piece.batch))
+            _average(chosen)
         finally:
             for norm, momentum in zip(chosen, momenta, strict=True):
                 norm.momentum = momentum
     for name in norms:
         if not model.get_buffer(f"{name}.running_var").isfinite().all():
             raise DataError(f"recalibration left {name!r} without finite statistics; look at the batches.")
-    return samples
+    return summed(samples)[0]
+
+
+def _average(norms: Sequence[_BatchNorm]) -> None:
+    """Running statistics over the batches of all processes in place of those over this one's."""
+    if size() == 1:
+        return
+    for norm in norms:
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        assert norm.num_batches_tracked is not None
+        count = norm.num_batches_tracked.double()
+        total = add_up_(count.clone())
+        for average in (norm.running_mean, norm.running_var):
+            average.copy_(add_up_(average.double() * count) / total)
+        norm.num_batches_tracked.copy_(total)
 
 
 @contextmanager

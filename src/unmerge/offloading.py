@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from unmerge.errors import EditError, LayerError, listing
+from unmerge.sharded import whole
 
 
 def parameter_of(module: nn.Module, part: str) -> Tensor:
-    """A parameter of a module, also where it is offloaded."""
+    """A parameter of a module, also where it is offloaded, or spread over processes."""
     own = module.get_parameter(part)
     if not own.is_meta:
-        return own
+        return whole(own)
     value = _stored(module, part)
     if value is None:
         raise LayerError(f"{type(module).__name__} has its {part!r} on the meta device: the model was never loaded.")

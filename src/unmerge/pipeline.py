@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from unmerge import initial
 from unmerge.batches import Forward, Mask, device_of
 from unmerge.directions import Directions, coefficients_of, directions
+from unmerge.distributed import agreed, copy_first_, same_everywhere, size, together
 from unmerge.edit import Edit, LayerEdit
 from unmerge.errors import DataError, LayerError, RecipeError, listing, warn
 from unmerge.fingerprint import state_of
@@ -26,10 +28,12 @@ from unmerge.parts import Sources, described_together, parts_of, without_moments
 from unmerge.provenance import finished_edit
 from unmerge.recipe import Recipe
 from unmerge.request import Request, Source
+from unmerge.sharded import Whole
 from unmerge.statistics import Statistics
 from unmerge.verdict import Evidence, Verdict
 
 
+@together
 def fit(
     model: nn.Module,
     forget: Source | None = None,
@@ -75,7 +79,7 @@ def fit(
                 unchanged = [] if init == "zero" else _unchanged(model, names, task_vectors, request, recipe)
                 names = [name for name in names if name not in unchanged]
                 if check_init and init != "zero":
-                    check_origin(state_of(model), task_vectors)
+                    check_origin(Whole(state_of(model)), task_vectors)
             here = [name for name in names if name in request.statistics.layers]
             if on_verdict != "ignore" and not request.classes:
                 with clock("verdict"):
@@ -93,7 +97,21 @@ def fit(
     edit = finished_edit(
         model, layers, names, unchanged, request, recipe, init, clock.seconds, verdict, edits_set_aside, asked
     )
-    return edit if plan is None else replace(edit, provenance={**edit.provenance, "plan": plan.to_dict()})
+    if plan is not None:
+        edit = replace(edit, provenance={**edit.provenance, "plan": plan.to_dict()})
+    return edit if size() == 1 else _of_first_process(edit)
+
+
+def _of_first_process(edit: Edit) -> Edit:
+    """The first process's edit in place of this one's, which may differ in rounding."""
+    agreed({name: layer.rank for name, layer in edit.layers.items()}, "the processes found edits of different rank")
+
+    layers = {}
+    for name, layer in edit.layers.items():
+        parts: Any = {part: getattr(layer, part) for part in ("B", "Q", "shift")}
+        parts = {part: copy_first_(value.contiguous()) for part, value in parts.items() if value is not None}
+        layers[name] = replace(layer, **parts)
+    return replace(edit, layers=layers, provenance=same_everywhere(edit.provenance))
 
 
 def _unchanged(

@@ -119,9 +119,7 @@ class Recorder:
         """What this process has counted."""
         labels = sorted(self._codes)
         order = [self._codes[label] for label in labels]
-        filled = {
-            leader: accumulator for leader, accumulator in self._accumulators.items() if not accumulator.is_empty
-        }
+        filled = {leader: accumulator for leader, accumulator in self._accumulators.items() if not accumulator.is_empty}
         return Counted(
             layers={leader: _ascending(accumulator.finish(), order) for leader, accumulator in filled.items()},
             drawn={leader: drawn for leader, part in filled.items() if (drawn := part.drawn) is not None},

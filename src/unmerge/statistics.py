@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from unmerge.accumulation import LayerStatistics
+from unmerge.distributed import is_first
 from unmerge.errors import FileError, StatisticsError, listing
 from unmerge.files import read_tensors, write_tensors
 from unmerge.fingerprint import differences
+from unmerge.forms import check_fields
 from unmerge.moments import Moments
 from unmerge.probe import Probe
 from unmerge.version import VERSION
@@ -122,10 +124,12 @@ class Statistics:
         return dataclasses.replace(self, layers=_once_each(self.layers, moved), parts=None, factors={})
 
     def save(self, path: str | Path, shard: Mapping[str, Any] | None = None) -> None:
-        """Write one safetensors file; shared layers are written once.
+        """Write one safetensors file; shared layers are written once, and of several processes the first writes.
 
         shard: which share of which data it is of, as plain values: see `unmerge.merging`.
         """
+        if not is_first():
+            return
         tensors: dict[str, Tensor] = {}
         leaders: dict[int, str] = {}
         header: dict[str, Any] = {
@@ -149,16 +153,18 @@ class Statistics:
         tensors, header = read_tensors(Path(path), KIND, device)
         layers: dict[str, LayerStatistics] = {}
         try:
+            check_fields(header, {**_HEADER, "layers": dict[str, dict[str, Any]]})
             for name, entry in header["layers"].items():
                 if "same_as" in entry:
                     layers[name] = layers[entry["same_as"]]
                     continue
                 prefix = f"{name}:"
                 own = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
-                layers[name] = _layer_of(own, entry)
+                layers[name] = _layer_of(own, entry, len(header["classes"]))
+            _check_counts(layers, header)
             values = {name: header[name] for name in _HEADER}
             values |= {name: tuple(values[name]) for name in ("classes", "class_samples")}
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise FileError(f"{path} was written by another version of unmerge: {error!r}.") from error
         return cls(layers, **values)
 
@@ -247,7 +253,15 @@ def joined(parts: Sequence[Statistics]) -> Statistics:
     )
 
 
-_HEADER = ("samples", "weights", "classes", "class_samples", "head", "shift_to", "left_out")
+_HEADER = {
+    "samples": int,
+    "weights": dict[str, str],
+    "classes": list[int],
+    "class_samples": list[int],
+    "head": str | None,
+    "shift_to": dict[str, str | None],
+    "left_out": dict[str, str],
+}
 
 
 def _once_each(
@@ -272,10 +286,24 @@ def _tensors_of(layer: LayerStatistics) -> dict[str, Tensor]:
     return tensors
 
 
-def _layer_of(tensors: dict[str, Tensor], entry: dict[str, Any]) -> LayerStatistics:
-    def moments(prefix: str, rows: int) -> Moments:
-        return Moments.build(rows, *(tensors[f"{prefix}{part}"] for part in ("pivot", "total", "gram")))
+def _layer_of(tensors: dict[str, Tensor], entry: dict[str, Any], classes: int) -> LayerStatistics:
+    check_fields(entry, {"rows": float, "class_moments": dict[str, float]}, "a layer")
+    features = tensors["pivot"].shape  # (d), or (groups, d)
 
+    def moments(prefix: str, rows: float) -> Moments:
+        parts = [tensors[f"{prefix}{part}"] for part in ("pivot", "total", "gram")]
+        expected = (features, features, (*features, *features[-1:]))
+        if rows <= 0 or any(part.shape != shape for part, shape in zip(parts, expected, strict=True)):
+            raise ValueError(f"moments of {rows} rows with shapes {[tuple(part.shape) for part in parts]}")
+        return Moments.build(rows, *parts)
+
+    labelled = (tensors["class_rows"].shape, tensors["class_sums"].shape)
+    if labelled not in (((0,), (0,)), ((classes,), (classes, *features))) or not 1 <= len(features) <= 2:
+        raise ValueError(f"class tensors of shapes {[tuple(shape) for shape in labelled]} for {classes} classes")
+    if any(not 0 <= int(code) < classes for code in entry["class_moments"]):
+        raise ValueError(f"moments of classes {listing(entry['class_moments'])} out of {classes}")
+    if not all(tensor.is_floating_point() for tensor in tensors.values()):
+        raise ValueError("whole numbers where sums are expected")
     return LayerStatistics(
         moments("", entry["rows"]),
         tensors["class_rows"],
@@ -283,3 +311,12 @@ def _layer_of(tensors: dict[str, Tensor], entry: dict[str, Any]) -> LayerStatist
         {int(code): moments(f"{code}/", rows) for code, rows in entry["class_moments"].items()},
         tensors.get("sample"),
     )
+
+
+def _check_counts(layers: Mapping[str, LayerStatistics], header: Mapping[str, Any]) -> None:
+    classes, counts = header["classes"], header["class_samples"]
+    if not layers or header["samples"] < 1 or len(classes) != len(counts) or sorted(set(classes)) != classes:
+        raise ValueError(f"{len(layers)} layers, {header['samples']} samples, {len(classes)} classes")
+    lost = [name for name in layers if name not in header["shift_to"]]
+    if lost:
+        raise ValueError(f"no word of where a constant of {listing(lost)} goes")

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from unmerge.sharded import is_sharded
 from unmerge.shorthands import block_with, blocks_of
 
 
@@ -25,9 +26,9 @@ class LastBlock:
         self._called_behind = False
         blocks = blocks_of(model)
         owners = [block_with(name, blocks) for name in names]
-        # Offloaded weights are put away by hooks that an ended pass would not reach.
-        is_offloaded = any(hasattr(module, "_hf_hook") for module in model.modules())
-        if owners and None not in owners and not is_offloaded:
+        # Offloaded and sharded weights are put away by hooks that an ended pass would not reach.
+        is_placed = is_sharded(model) or any(hasattr(module, "_hf_hook") for module in model.modules())
+        if owners and None not in owners and not is_placed:
             self._block = blocks[max((owner for owner in owners if owner), key=list(blocks).index)]
 
     def note_call(self) -> None:

@@ -78,7 +78,7 @@ class AlphaSearch:
         ]
 
 
-@together()
+@together
 def search_alpha(
     edit: Edit,
     model: nn.Module,

@@ -16,7 +16,7 @@ from unmerge.cli.console import Common, Output
 from unmerge.cli.records import write_report
 from unmerge.report.extra import MissingExtra
 
-COMMANDS = ("demo", "diagnose", "run", "apply", "revert", "evaluate", "report", "bench")
+COMMANDS = ("demo", "diagnose", "run", "collect", "merge-stats", "apply", "revert", "evaluate", "report", "bench")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

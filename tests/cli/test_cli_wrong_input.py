@@ -76,7 +76,7 @@ CASES: dict[str, tuple[tuple[str, ...], int, str]] = {
     "the same init": ((*SMALL, *NPZ, *FORGET, "--init", "w.safetensors"), 1, "or --init zero"),
     "no device": ((*SMALL, *NPZ, *FORGET, "--device", "abacus"), 2, "--device abacus"),
     "no data": ((*SMALL, *FORGET, "--data", "gone.npz"), 1, "there is no data 'gone.npz'"),
-    "data of another kind": ((*SMALL, *FORGET, "--data", "models.py"), 1, "expected an .npz or a folder"),
+    "data of another kind": ((*SMALL, *FORGET, "--data", "models.py"), 1, "expected an .npz, a .jsonl or a folder"),
     "no npz": ((*SMALL, *FORGET, "--data", "broken/not.npz"), 1, "cannot be read as arrays"),
     "no inputs": ((*SMALL, *FORGET, "--data", "broken/nothing.npz"), 1, "it holds other; expected one of images"),
     "short labels": ((*SMALL, *FORGET, "--data", "broken/short.npz"), 1, "expected 4 integers"),

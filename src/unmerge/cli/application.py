@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from unmerge.cli import apply, bench, demo, diagnose, evaluate, report, revert, run
+from unmerge.cli import apply, bench, collect, demo, diagnose, evaluate, merge_stats, report, revert, run
 from unmerge.version import VERSION
 
 app = typer.Typer(
@@ -42,5 +42,5 @@ def _options(
     pass
 
 
-for part in (demo, diagnose, run, apply, revert, evaluate, report, bench):
+for part in (demo, diagnose, run, collect, merge_stats, apply, revert, evaluate, report, bench):
     part.register(app)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +14,7 @@ from unmerge.cli.console import Output
 from unmerge.cli.options import Overwrite
 from unmerge.edit import Edit
 from unmerge.errors import FileError
-from unmerge.files import write_tensors
+from unmerge.files import read_json, write_tensors
 from unmerge.interop.card import model_card
 
 EXAMPLES = [
@@ -94,9 +93,10 @@ def _card(part: Path, run: Path, edit: Edit, model: models.Loaded, alpha: float 
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        return dict(json.loads(path.read_text()))
-    except (OSError, ValueError):
+        found = read_json(path, "record of a run")
+    except FileError:
         return {}
+    return found if isinstance(found, dict) else {}
 
 
 def register(app: typer.Typer) -> None:

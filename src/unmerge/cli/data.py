@@ -178,7 +178,7 @@ def source_of(
     path = Path(place).expanduser()
     if path.is_file():
         if path.suffix != ".npz":
-            raise FileError(f"{path} is no data that can be read: expected an .npz or a folder.")
+            raise FileError(f"{path} is no data that can be read: expected an .npz, a .jsonl or a folder.")
         return Arrays(path, prepare)
     if path.is_dir():
         marks = ("state.json", "dataset_info.json", "dataset_dict.json")
@@ -191,7 +191,7 @@ def source_of(
         if isinstance(data, Iterator):
             raise DataError(f"{reference} returned a one-shot iterator; expected a DataLoader or a list of batches.")
         return data
-    raise FileError(f"there is no data {reference!r}: expected an .npz, a folder, or package.module:function.")
+    raise FileError(f"there is no data {reference!r}: expected an .npz, a .jsonl, a folder, or package.module:function.")
 
 
 def _places_of(classes: list[str], model_names: Mapping[int, str]) -> dict[str, int]:

@@ -10,7 +10,7 @@ import typer
 from unmerge.cli import models, plan, recipes, requests, work
 from unmerge.cli.command import add
 from unmerge.cli.console import Output
-from unmerge.cli.options import VERDICTS, Init, Known
+from unmerge.cli.options import VERDICTS, Init, Known, OverwriteFile
 from unmerge.cli.recipes import RecipeFile, RecipeFlags
 from unmerge.cli.run_directory import check_file
 from unmerge.errors import suggest
@@ -36,7 +36,7 @@ def diagnose(
         str, typer.Option(metavar="WORD", help="With raise, an instance-like request ends with exit code 3.")
     ] = "warn",
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Also write the diagnosis as JSON.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
+    overwrite: OverwriteFile = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print layers, memory and time only.")] = False,
 ) -> int | None:
     """Say whether a request can work: separable, entangled or instance-like, and why, layer by layer."""

@@ -16,8 +16,9 @@ from torch import Tensor
 from unmerge.cli.models import Loaded
 from unmerge.cli.run_directory import APPLIED, check_folder
 from unmerge.errors import FileError
-from unmerge.files import load_weights, write_json, write_tensors
+from unmerge.files import load_weights, read_json, write_json, write_tensors
 from unmerge.fingerprint import fingerprint
+from unmerge.forms import check_fields
 from unmerge.version import VERSION
 
 WEIGHTS = "model.safetensors"
@@ -74,15 +75,16 @@ def read_record(directory: Path) -> dict[str, Any]:
     path = directory / APPLIED
     if not path.is_file():
         raise FileError(f"{directory} was not written by unmerge apply: there is no {APPLIED} in it.")
+    record: dict[str, Any] = read_json(path, "record of unmerge apply")
     try:
-        record: dict[str, Any] = json.loads(path.read_text())
-        tensors = record["base"]["tensors"]
-        if checksum(tensors) != record["base"]["checksum"]:
+        check_fields(record, {"base": dict[str, Any]}, "it")
+        base = record["base"]
+        check_fields(base, {"tensors": dict[str, str], "checksum": str}, "its base")
+        if checksum(base["tensors"]) != base["checksum"]:
             raise FileError(f"{path} was changed after it was written: its checksums do not match.")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        if isinstance(error, FileError):
-            raise
-        raise FileError(f"{path} is damaged: {error!r}.") from error
+        check_fields(base, {"reference": str, "directory": str | None, "weights": str | None}, "its base")
+    except TypeError as error:
+        raise FileError(f"{path} is damaged: {error}.") from error
     return record
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +14,7 @@ import torch
 import typer
 from torch import nn
 
+from unmerge.cli import adapters
 from unmerge.errors import FileError, InitError, listing, suggest
 from unmerge.files import load_weights
 from unmerge.initial import Init
@@ -32,8 +33,8 @@ class ModelOptions:
         typer.Option(
             "--model",
             metavar="REF",
-            help="A Hugging Face directory, or package.module:function that returns a module (imported from the "
-            "current directory too).",
+            help="A Hugging Face directory (a classifier, a causal language model or a PEFT adapter of one), or "
+            "package.module:function that returns a module (imported from the current directory too).",
             rich_help_panel=PANEL,
         ),
     ]
@@ -60,6 +61,7 @@ class Loaded:
     directory: Path | None = None  # of a Hugging Face model
     weights: Path | None = None  # a file that was loaded into it
     names: dict[int, str] = field(default_factory=dict)  # of classes, where the model has any
+    base: Path | None = None  # of an adapter, which the directory then is
 
     @property
     def typed(self) -> str:
@@ -70,6 +72,10 @@ class Loaded:
     def files(self) -> Path | None:
         """Where its weights lie on disk, if they lie there as they are."""
         return self.weights or self.directory
+
+    def start(self, init: str) -> str:
+        """What --init stands for: an adapter's base in place of the default."""
+        return init if self.base is None or init != "zero" else str(self.base)
 
 
 def load(reference: str, weights: Path | None = None, device: str = "auto") -> Loaded:
@@ -93,7 +99,7 @@ def load(reference: str, weights: Path | None = None, device: str = "auto") -> L
         )
     if weights is not None:
         _load_weights(found.module, weights)
-        found = Loaded(found.module, found.reference, found.directory, weights, found.names)
+        found = replace(found, weights=weights)
     found.module.to(device_named(device)).eval()
     return found
 
@@ -156,7 +162,17 @@ def transformers() -> Any:
     return library
 
 
+def is_causal(architectures: Sequence[str]) -> bool:
+    """Whether a configuration names a causal language model."""
+    return any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in architectures)
+
+
 def _hugging_face(reference: str, directory: Path) -> Loaded:
+    base = adapters.base_of(directory)
+    if base is not None:
+        plain = _hugging_face(str(base), base)
+        module = adapters.merged_into(plain.module, directory)
+        return replace(plain, module=module, reference=reference, directory=directory, base=base)
     if not (directory / "config.json").is_file():
         raise FileError(
             f"{directory} is not a Hugging Face model: it has no config.json. For another kind of model pass "
@@ -164,7 +180,8 @@ def _hugging_face(reference: str, directory: Path) -> Loaded:
         )
     library = transformers()
     try:
-        config = library.AutoConfig.from_pretrained(directory, local_files_only=True)
+        # Never code that lies in the directory: only what the user types is run.
+        config = library.AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
         kind = _class_of(library, config, directory)
         module, info = kind.from_pretrained(directory, local_files_only=True, output_loading_info=True)
     except FileError:
@@ -181,14 +198,14 @@ def _hugging_face(reference: str, directory: Path) -> Loaded:
 
 
 def _class_of(library: Any, config: Any, directory: Path) -> Any:
-    """The classifier that the configuration names."""
+    """The classifier or language model that the configuration names."""
     for name in config.architectures or []:
-        if "Classification" in name and hasattr(library, name):
+        if ("Classification" in name or is_causal([name])) and hasattr(library, name):
             return getattr(library, name)
     found = listing(config.architectures or ["no architecture"])
     raise FileError(
-        f"{directory} holds {found}, which is no classifier of transformers {library.__version__}. Pass "
-        "package.module:function that returns the model."
+        f"{directory} holds {found}, which is no classifier or causal language model of transformers "
+        f"{library.__version__}. Pass package.module:function that returns the model."
     )
 
 

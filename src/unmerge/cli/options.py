@@ -33,6 +33,7 @@ Known = Annotated[
     ),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an output directory that unmerge wrote.")]
+OverwriteFile = Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")]
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,10 @@ def show(job: Job) -> None:
     module, recipe = job.model.module, job.recipe
     few = list(itertools.islice(job.request.forget, _TIMED))
     edited = set(select(module, recipe.layers, recipe.skip_layers).names)
-    collect(module, few[:1], **layer_choice(job), what="first batch")
+    choice = {**layer_choice(job), "mask": job.request.mask}
+    collect(module, few[:1], **choice, what="first batch")
     start = time.perf_counter()
-    found = collect(module, few, **layer_choice(job), what="timing")
+    found = collect(module, few, **choice, what="timing")
     a_batch = (time.perf_counter() - start) / len(few)
     diagnosis = _diagnosis_seconds(job, few)
     counts = [batches_in(part) for part in (job.request.forget, job.request.retain)]
@@ -74,8 +75,9 @@ def show(job: Job) -> None:
 def _diagnosis_seconds(job: Job, few: list[Any]) -> float | None:
     """The time of a diagnosis, from one layer of each size; None where a few batches say too little."""
     module, recipe = job.model.module, job.recipe
-    forget = collect(module, few, **layer_choice(job), **needed_of(recipe), what="timing")
-    retain = collect(module, list(itertools.islice(job.request.retain, _TIMED)), forget, what="timing")
+    mask = job.request.mask
+    forget = collect(module, few, **layer_choice(job), **needed_of(recipe), mask=mask, what="timing")
+    retain = collect(module, list(itertools.islice(job.request.retain, _TIMED)), forget, mask=mask, what="timing")
     alike: dict[tuple[int, ...], list[str]] = {}
     for name, layer in forget.layers.items():
         alike.setdefault(tuple(layer.moments.gram.shape), []).append(name)

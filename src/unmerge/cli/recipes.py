@@ -12,8 +12,10 @@ import yaml
 from unmerge.edit import Edit
 from unmerge.errors import FileError, RecipeError, listing
 from unmerge.files import replacing
+from unmerge.forms import fits, shown
 from unmerge.recipe import Recipe
 
+_PLAIN = str | int | float | bool | list[str] | None  # what a field can be in a file
 PANEL = "Recipe: flags over --recipe over these defaults"
 
 
@@ -64,15 +66,21 @@ def recipe_of(flags: Any, path: Path | None) -> Recipe:
 def read(path: Path) -> dict[str, Any]:
     """The fields that a YAML file sets."""
     try:
-        found = yaml.safe_load(path.read_text())
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise FileError(f"there is no file {path}.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    # PyYAML lets through what a date, a number or a set with a strange content raises.
+    except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, RecursionError, OSError) as error:
         raise FileError(f"{path} is not YAML: {error}") from error
     if found is None:
         return {}
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
         raise FileError(f"{path} holds a {type(found).__name__}; expected fields of a recipe, such as 'rank: 16'.")
+    strange = [name for name, value in found.items() if not fits(value, _PLAIN)]
+    if strange:
+        raise FileError(
+            f"{path}: {strange[0]} is {shown(found[strange[0]])}; expected a number, a word or a list of words."
+        )
     return found
 
 
@@ -93,12 +101,16 @@ def write(path: Path, edit: Edit) -> None:
         part.write_text("\n".join(lines))
 
 
+def names_in(text: str) -> list[str]:
+    """Names that stand in a flag, separated by commas."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
 def _parsed(name: str, value: str) -> Any:
     """The text of a flag as the value that the field takes."""
     rule = next(entry.metadata["rule"] for entry in fields(Recipe) if entry.name == name)
     if rule is None:
-        names = [part.strip() for part in value.split(",") if part.strip()]
-        return None if value.lower() == "none" else names
+        return None if value.lower() == "none" else names_in(value)
     if value in rule.words:
         return value
     if rule.optional and value.lower() == "none":

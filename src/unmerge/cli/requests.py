@@ -3,47 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from unmerge.batches import Mask
 from unmerge.cli.data import source_of
 from unmerge.cli.images import preprocessing_of
+from unmerge.cli.language import SUFFIX, TextOptions, Texts, tokenizer_of
 from unmerge.cli.models import Loaded
 from unmerge.cli.parts import Filtered, Part, Source
-from unmerge.errors import DataError, FileError, listing, suggest
+from unmerge.cli.picking import label_of, read_places, span
+from unmerge.errors import DataError, listing
 
 PANEL = "Data"
+FORGOTTEN = "What to forget"
+_FILES = (SUFFIX, ".npz")
 
 
 @dataclass(frozen=True)
-class DataOptions:
-    """Where the data come from and which of them are to be forgotten."""
+class SourceOptions(TextOptions):
+    """Where data come from, and how they are prepared."""
 
     data: Annotated[
         str | None,
         typer.Option(
             metavar="SRC",
             help="All data: a folder of images with a subfolder a class, an .npz (images or inputs, labels), a Hugging "
-            "Face dataset on disk (DIR or DIR#split), or package.module:function that returns a loader.",
+            "Face dataset on disk (DIR or DIR#split), a .jsonl of texts (question and answer, or text), or "
+            "package.module:function that returns a loader.",
             rich_help_panel=PANEL,
         ),
-    ] = None
-    forget: Annotated[
-        str | None,
-        typer.Option(metavar="label=A,B", help="Forget these classes, by number or name.", rich_help_panel=PANEL),
-    ] = None
-    forget_ids: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Forget the samples with these numbers, one a line.", rich_help_panel=PANEL),
-    ] = None
-    forget_data: Annotated[
-        str | None, typer.Option(metavar="SRC", help="Forget all of this source.", rich_help_panel=PANEL)
-    ] = None
-    retain_data: Annotated[
-        str | None, typer.Option(metavar="SRC", help="Retain all of this source.", rich_help_panel=PANEL)
     ] = None
     batch_size: Annotated[int, typer.Option(min=1, help="Samples a batch.", rich_help_panel=PANEL)] = 64
     workers: Annotated[int, typer.Option(min=1, help="Threads that decode images.", rich_help_panel=PANEL)] = 4
@@ -62,6 +54,57 @@ class DataOptions:
             rich_help_panel=PANEL,
         ),
     ] = None
+
+    def size(self) -> tuple[int, int] | None:
+        if self.image_size is None:
+            return None
+        height, _, width = self.image_size.lower().partition("x")
+        if not (height.isdecimal() and (width or height).isdecimal() and int(height) and int(width or height)):
+            raise typer.BadParameter(f"--image-size {self.image_size!r} is not of the form 224 or 224x160.")
+        return int(height), int(width or height)
+
+    def numbers(self, name: str) -> tuple[float, ...]:
+        given = getattr(self, name)
+        try:
+            return () if given is None else tuple(float(value) for value in given.split(","))
+        except ValueError as error:
+            flag = "--" + name.replace("_", "-")
+            raise typer.BadParameter(f"{flag} {given!r} is not of the form 0.5 or 0.485,0.456,0.406.") from error
+
+
+@dataclass(frozen=True)
+class DataOptions(SourceOptions):
+    """Which of the data are to be forgotten."""
+
+    forget: Annotated[
+        str | None,
+        typer.Option(
+            metavar="label=A,B",
+            help="Forget these classes, by number or name; of a .jsonl the records with ENTRY=A,B. A file FILE.jsonl or "
+            "FILE.npz here is --forget-data FILE.",
+            rich_help_panel=FORGOTTEN,
+        ),
+    ] = None
+    forget_ids: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Forget the samples with these numbers, one a line.", rich_help_panel=FORGOTTEN
+        ),
+    ] = None
+    forget_data: Annotated[
+        str | None, typer.Option(metavar="SRC", help="Forget all of this source.", rich_help_panel=FORGOTTEN)
+    ] = None
+    retain_data: Annotated[
+        str | None,
+        typer.Option(
+            "--retain-data", "--retain", metavar="SRC", help="Retain all of this source.", rich_help_panel=FORGOTTEN
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.forget is not None and self.forget_data is None and self.forget.endswith(_FILES):
+            object.__setattr__(self, "forget_data", self.forget)
+            object.__setattr__(self, "forget", None)
 
     def check(self) -> None:
         """Refuse what does not go together, before anything is loaded."""
@@ -82,38 +125,24 @@ class DataOptions:
         if self.forget_data is not None and (self.data is not None or self.retain_data is None):
             raise typer.BadParameter("--forget-data SRC goes with --retain-data SRC, and not with --data.")
         if self.forget is not None:
-            self.wanted_labels()
+            self.wanted()
+        self.counted()
         self.size()
         for name in ("pixel_mean", "pixel_std"):
             self.numbers(name)
 
-    def wanted_labels(self) -> list[str]:
-        """The labels of --forget as they were typed."""
+    def wanted(self) -> tuple[str, list[str]]:
+        """The entry, "label" but for texts, and the values of --forget as they were typed."""
         assert self.forget is not None
         key, equals, values = self.forget.partition("=")
         found = [value.strip() for value in values.split(",")]
-        if key.strip() != "label" or not equals or not all(found):
+        is_known = key.strip() == "label" or (self.data or "").endswith(SUFFIX)
+        if not is_known or not equals or not all(found):
             hint = "" if equals or ":" in key else f" Did you mean --forget label={key}?"
             raise typer.BadParameter(
                 f"--forget {self.forget!r} is not of the form label=3 or label=3,5 or label=cat.{hint}"
             )
-        return list(dict.fromkeys(found))
-
-    def size(self) -> tuple[int, int] | None:
-        if self.image_size is None:
-            return None
-        height, _, width = self.image_size.lower().partition("x")
-        if not (height.isdecimal() and (width or height).isdecimal() and int(height) and int(width or height)):
-            raise typer.BadParameter(f"--image-size {self.image_size!r} is not of the form 224 or 224x160.")
-        return int(height), int(width or height)
-
-    def numbers(self, name: str) -> tuple[float, ...]:
-        given = getattr(self, name)
-        try:
-            return () if given is None else tuple(float(value) for value in given.split(","))
-        except ValueError as error:
-            flag = "--" + name.replace("_", "-")
-            raise typer.BadParameter(f"{flag} {given!r} is not of the form 0.5 or 0.485,0.456,0.406.") from error
+        return key.strip(), list(dict.fromkeys(found))
 
 
 @dataclass(frozen=True)
@@ -125,11 +154,20 @@ class Requested:
     description: str
     names: dict[int, str] = field(default_factory=dict)
     identity: str | None = None  # of all the data, for what was collected from it before
+    mask: Mask = None  # which tokens of a text count
+
+    @property
+    def is_text(self) -> bool:
+        return isinstance(getattr(self.forget, "source", None), Texts)
 
 
 def requested(options: DataOptions, model: Loaded) -> Requested:
     """The two parts that the flags name; the sources are opened, no batch is read."""
     options.check()
+    return replace(_parts(options, model), mask=options.counted())
+
+
+def _parts(options: DataOptions, model: Loaded) -> Requested:
     if options.forget_data is not None:
         assert options.retain_data is not None
         forget, retain = (opened(source, options, model) for source in (options.forget_data, options.retain_data))
@@ -150,8 +188,10 @@ def requested(options: DataOptions, model: Loaded) -> Requested:
     return _by_place(options, source, names)
 
 
-def opened(reference: str, options: DataOptions, model: Loaded) -> Source | Iterable[Any]:
-    """A source, with its images prepared for the model."""
+def opened(reference: str, options: SourceOptions, model: Loaded) -> Source | Iterable[Any]:
+    """A source, with its images or texts prepared for the model."""
+    if reference.endswith(SUFFIX):
+        return Texts(Path(reference).expanduser(), tokenizer_of(model, options.tokenizer), options)
     prepare = preprocessing_of(
         model.module, model.directory, options.size(), options.numbers("pixel_mean"), options.numbers("pixel_std")
     )
@@ -167,7 +207,11 @@ def _names(source: Any) -> dict[int, str]:
 
 
 def _by_label(options: DataOptions, source: Any, names: dict[int, str]) -> Requested:
-    wanted = [_label(value, names) for value in options.wanted_labels()]
+    entry, values = options.wanted()
+    if isinstance(source, Texts):
+        places = set(source.places_with(entry, values))
+        return _split(options, source, places, f"{entry} {', '.join(values)} of {options.data}", names)
+    wanted = [label_of(value, names) for value in values]
     shown = ", ".join(names.get(label, str(label)) for label in wanted)
     description = f"{'class' if len(wanted) == 1 else 'classes'} {shown} of {options.data}"
     if not isinstance(source, Source):
@@ -177,63 +221,28 @@ def _by_label(options: DataOptions, source: Any, names: dict[int, str]) -> Reque
     absent = [label for label in wanted if label not in present]
     if absent:
         raise DataError(
-            f"no sample of {options.data} has the label {listing(map(str, absent))}; there are {_span(present)}."
+            f"no sample of {options.data} has the label {listing(map(str, absent))}; there are {span(present)}."
         )
-    if len(wanted) == len(present):
-        raise DataError(f"--forget names every label of {options.data}, so nothing is left to retain.")
-    chosen = set(wanted)
-    forget, retain = (
-        Part(source, [place for place, label in enumerate(labels) if (label in chosen) == keep], options.batch_size)
-        for keep in (True, False)
-    )
-    return Requested(forget, retain, description, names, source.identity)
+    places = {place for place, label in enumerate(labels) if label in set(wanted)}
+    return _split(options, source, places, description, names)
 
 
 def _by_place(options: DataOptions, source: Any, names: dict[int, str]) -> Requested:
     path = options.forget_ids
     assert path is not None
     if not isinstance(source, Source):
-        raise DataError("--forget-ids needs data with numbered samples: an .npz, a folder or a dataset on disk.")
-    places = _read_places(path, len(source))
+        raise DataError("--forget-ids needs data with numbered samples: an .npz, a .jsonl, a folder or a dataset.")
+    places = read_places(path, len(source))
+    return _split(options, source, places, f"{len(places)} samples of {options.data}", names)
+
+
+def _split(
+    options: DataOptions, source: Source, places: set[int], description: str, names: dict[int, str]
+) -> Requested:
+    """Some samples of a source to forget, the others to retain."""
     if len(places) == len(source):
-        raise DataError(f"{path} names every sample, so nothing is left to retain.")
+        named = f"--forget {options.forget}" if options.forget is not None else str(options.forget_ids)
+        raise DataError(f"{named} names every sample of {options.data}, so nothing is left to retain.")
     rest = [place for place in range(len(source)) if place not in places]
     forget, retain = (Part(source, chosen, options.batch_size) for chosen in (sorted(places), rest))
-    return Requested(forget, retain, f"{len(places)} samples of {options.data}", names, source.identity)
-
-
-def _read_places(path: Path, count: int) -> set[int]:
-    try:
-        lines = path.read_text().splitlines()
-    except FileNotFoundError as error:
-        raise FileError(f"there is no file {path}.") from error
-    except UnicodeDecodeError as error:
-        raise FileError(f"{path} is no text: expected one number a line.") from error
-    places = set()
-    for number, line in enumerate(lines, 1):
-        text = line.partition("#")[0].strip()
-        if not text:
-            continue
-        if not text.isdecimal() or int(text) >= count:
-            raise DataError(f"{path}, line {number}: {text!r} is not the number of a sample, from 0 to {count - 1}.")
-        places.add(int(text))
-    if not places:
-        raise DataError(f"{path} names no sample: expected one number a line.")
-    return places
-
-
-def _label(value: str, names: dict[int, str]) -> int:
-    place = next((place for place, name in names.items() if name == value), None)
-    if place is not None:
-        return place
-    try:
-        return int(value)
-    except ValueError:
-        hint = suggest(value, names.values()) if names else "The classes have no names here: give their numbers."
-        raise DataError(f"there is no class {value!r}. {hint}") from None
-
-
-def _span(labels: list[int]) -> str:
-    if len(labels) > 12:
-        return f"{len(labels)} labels from {labels[0]} to {labels[-1]}"
-    return ", ".join(map(str, labels))
+    return Requested(forget, retain, description, names, source.identity)

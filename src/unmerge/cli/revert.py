@@ -74,7 +74,7 @@ def _base(record: dict[str, Any], base: Path | None) -> Path:
     path = base if base is not None else None if place is None else Path(place)
     if path is None or not path.exists():
         raise FileError(f"the base {path or record['base']['reference']} is not there any more. Pass --base PATH.")
-    return path
+    return path.resolve()  # which no reader takes for package.module:function
 
 
 def _weights(record: dict[str, Any], base: Path | None) -> Path | None:

@@ -8,14 +8,17 @@ from typing import Annotated, Any
 
 import typer
 
+from unmerge.batches import device_of
 from unmerge.cli import models, plan, recipes, records, requests, work
 from unmerge.cli import run_directory as directories
 from unmerge.cli.command import add
 from unmerge.cli.console import Output
 from unmerge.cli.options import Init, Known, Overwrite, RunOptions
 from unmerge.cli.recipes import RecipeFile, RecipeFlags
+from unmerge.cli.resuming import Kept
 from unmerge.errors import StatisticsError
 from unmerge.fingerprint import fingerprint, state_of
+from unmerge.request import needed_of
 from unmerge.statistics import Statistics
 
 NOT_REACHED = 4
@@ -75,17 +78,21 @@ def perform(
     """The whole run into one directory; returns the exit code."""
     output = job.output
     inputs = {"data": job.request.identity, "layers": _layers(job)}
+    kept = _kept(job, out, inputs)
     with directories.replacing_directory(out, overwrite) as part:
         try:
-            known = _known(job, out, inputs, statistics)
-            found = work.gather(job, known)
+            known = _known(job, out, inputs, statistics, kept)
+            found = work.gather(job, known, kept)
+            for path in kept.used:
+                output.show(f"resuming from {path}: the same model and data, so they are not read again.")
             found.everything.save(part / directories.STATISTICS)
             diagnosis = work.diagnosed(job, found)
             work.heed(job, found, diagnosis)
             output.heading(f"{job.request.description}: {diagnosis.verdict.kind}")
             output.show(diagnosis.verdict.sentence)
             measured = work.measured(job, work.fitted(job, found, diagnosis), found)
-            more: dict[str, Any] = {"inputs": inputs, "resumed": known is not None}
+            resumed = known is not None or bool(kept.used)
+            more: dict[str, Any] = {"inputs": inputs, "resumed": resumed}
             if before_report is not None:
                 more |= before_report(part)
             records.write(part, job, diagnosis, measured, init, more)
@@ -93,11 +100,13 @@ def perform(
             _show(job, measured, out, written)
             records.write_log(part, output)
         except KeyboardInterrupt:
-            kept = directories.keep_statistics(part, out, inputs)
-            if kept is not None:
-                output.warn(f"the statistics are kept in {kept}: the same command goes on from there.")
+            if kept.place.is_dir():
+                output.warn(f"finished statistics are kept in {kept.place}: the same command goes on from there.")
             raise
-    directories.forget_kept(out)
+        except Exception:
+            kept.forget()
+            raise
+    kept.forget()
     search = measured.search
     code = NOT_REACHED if search is not None and not search.reached else 0
     output.result(
@@ -110,7 +119,7 @@ def perform(
             "reached": None if search is None else search.reached,
             "accuracy": measured.accuracy,
             "layers": list(measured.edit.layers),
-            "resumed": known is not None,
+            "resumed": resumed,
             "seconds": job.seconds,
             "exit_code": code,
             **{key: value for key, value in more.items() if key not in ("inputs", "resumed")},
@@ -127,7 +136,14 @@ def _layers(job: work.Job) -> Any:
     }
 
 
-def _known(job: work.Job, out: Path, inputs: dict[str, Any], given: Path | None) -> Statistics | None:
+def _kept(job: work.Job, out: Path, inputs: dict[str, Any]) -> Kept:
+    """What an interrupted run of the same request has finished."""
+    module = job.model.module
+    reading = {**needed_of(job.recipe), "seed": job.recipe.seed, "weights": fingerprint(state_of(module))}
+    return Kept(out, {**inputs, **reading}, device_of(module))
+
+
+def _known(job: work.Job, out: Path, inputs: dict[str, Any], given: Path | None, kept: Kept) -> Statistics | None:
     """Statistics that make a pass over the retained data needless: those that were named, or of an earlier run."""
     weights = fingerprint(state_of(job.model.module))
     if given is not None:
@@ -135,7 +151,8 @@ def _known(job: work.Job, out: Path, inputs: dict[str, Any], given: Path | None)
         found.check_weights(weights)
         job.output.note(f"the statistics of all the data come from {given}: only what is forgotten is read")
         return found
-    earlier = directories.known_statistics(out, inputs)
+    is_kept = kept.has("forget", job.request.forget) and kept.has("retain", job.request.retain)
+    earlier = None if is_kept else directories.known_statistics(out, inputs)
     if earlier is None:
         return None
     found, path = earlier

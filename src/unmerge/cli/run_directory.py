@@ -1,17 +1,16 @@
-"""An output directory that appears whole or not at all, and statistics that outlive an interrupted run."""
+"""An output directory that appears whole or not at all, and what it says of the run that wrote it."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from unmerge.directories import taking_the_place_of
 from unmerge.errors import FileError, StatisticsError
+from unmerge.files import read_json
 from unmerge.statistics import Statistics
 
 STATISTICS = "statistics.safetensors"
@@ -62,39 +61,18 @@ def check_file(target: Path, overwrite: bool) -> None:
 def inputs_in(directory: Path) -> dict[str, Any]:
     """What the statistics in a directory were collected from, as far as it says so."""
     try:
-        found = json.loads((directory / RECORD).read_text()).get("inputs", {})
-    except (OSError, ValueError, AttributeError):
+        record = read_json(directory / RECORD, "record of a run")
+    except FileError:
         return {}
+    found = record.get("inputs") if isinstance(record, dict) else None
     return found if isinstance(found, dict) else {}
 
 
 def known_statistics(target: Path, inputs: dict[str, Any]) -> tuple[Statistics, Path] | None:
-    """Statistics of the same data and layers from an earlier run to this target, finished or interrupted."""
-    if inputs.get("data") is None:
+    """Statistics of the same data and layers from an earlier finished run to this target."""
+    path = target / STATISTICS
+    if inputs.get("data") is None or not path.is_file() or inputs_in(target) != inputs:
         return None
-    for directory in (kept_beside(target), target):
-        path = directory / STATISTICS
-        if path.is_file() and inputs_in(directory) == inputs:
-            with contextlib.suppress(FileError, StatisticsError):
-                return Statistics.load(path), path
+    with contextlib.suppress(FileError, StatisticsError):
+        return Statistics.load(path), path
     return None
-
-
-def keep_statistics(part: Path, target: Path, inputs: dict[str, Any]) -> Path | None:
-    """Put the finished statistics of an interrupted run where the next one finds them."""
-    if not (part / STATISTICS).is_file() or inputs.get("data") is None:
-        return None
-    kept = kept_beside(target)
-    shutil.rmtree(kept, ignore_errors=True)
-    kept.mkdir(parents=True)
-    os.replace(part / STATISTICS, kept / STATISTICS)
-    (kept / RECORD).write_text(json.dumps({"inputs": inputs}))
-    return kept
-
-
-def forget_kept(target: Path) -> None:
-    shutil.rmtree(kept_beside(target), ignore_errors=True)
-
-
-def kept_beside(target: Path) -> Path:
-    return target.parent / f".{target.name}.resume"

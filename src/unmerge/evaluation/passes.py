@@ -9,12 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unmerge.batches import Forward, batches, feed, first_tensor, labels_of, logits_of, on_device
+from unmerge.batches import Forward, feed, first_tensor, labels_of, logits_of, on_device
+from unmerge.distributed import gathered, size
 from unmerge.errors import DataError, LayerError, suggest
 from unmerge.evaluation.predictions import Outputs, SplitOutputs, check
 from unmerge.evaluation.samples import draw_order, row_keys
 from unmerge.layers import is_transposed
 from unmerge.normalization import evaluating
+from unmerge.reading import Reading
 
 KEEP_FEATURES = 5000
 _NAMING = "Name it: features='avgpool' takes what that layer returns, features='fc:input' what it receives."
@@ -71,10 +73,11 @@ def _pass(
     forward: Forward | None,
     seed: int,
 ) -> SplitOutputs:
-    logits, labels, keys = [], [], []
+    logits, labels, keys, places = [], [], [], []
     features, rows = torch.zeros(0), torch.zeros(0, dtype=torch.int64)
     count = 0
-    for batch in batches(data, split):
+    for piece in Reading(model, data, split, forward):
+        batch = piece.batch
         seen.clear()
         target = labels_of(batch)
         if target is None:
@@ -86,6 +89,7 @@ def _pass(
         logits.append(answer.float().cpu())
         labels.append(target.long().cpu())
         keys.append(row_keys(first_tensor(batch)).cpu())
+        places.append((piece.number << 32) + torch.arange(len(target)))
         if layer is not None:
             new = _features(seen, layer, len(target))
             features = torch.cat([features, new]) if len(features) else new
@@ -94,11 +98,28 @@ def _pass(
             if len(rows) > 2 * keep:
                 features, rows = _drawn(features, rows, torch.cat(keys), keep, seed)
         count += len(target)
-    everything = torch.cat(keys)
+    own = [torch.cat(parts) for parts in (logits, labels, keys, places)] if logits else None
+    (all_logits, all_labels, all_keys), features, rows = _of_all(own, features, rows)
     if layer is None:
-        return SplitOutputs(torch.cat(logits), torch.cat(labels), everything)
-    features, rows = _drawn(features, rows, everything, keep, seed)
-    return SplitOutputs(torch.cat(logits), torch.cat(labels), everything, features, rows)
+        return SplitOutputs(all_logits, all_labels, all_keys)
+    features, rows = _drawn(features, rows, all_keys, keep, seed)
+    return SplitOutputs(all_logits, all_labels, all_keys, features, rows)
+
+
+def _of_all(own: list[Tensor] | None, features: Tensor, rows: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
+    """Logits, labels and keys of all processes in the order of the data, and the features with their rows in them."""
+    if size() == 1:
+        assert own is not None
+        return own[:-1], features, rows
+    found = [(part, kept, chosen) for part, kept, chosen in gathered((own, features, rows)) if part is not None]
+    starts = [0]
+    for part, _, _ in found:
+        starts.append(starts[-1] + len(part[0]))
+    *whole, places = (torch.cat(columns) for columns in zip(*(part for part, _, _ in found), strict=True))
+    order = places.argsort(stable=True)
+    position = torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
+    rows = torch.cat([position[start + chosen] for start, (_, _, chosen) in zip(starts, found, strict=False)])
+    return [column[order] for column in whole], torch.cat([kept for _, kept, _ in found]), rows
 
 
 def _drawn(features: Tensor, rows: Tensor, keys: Tensor, keep: int, seed: int) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from unmerge.batches import Forward, check_rereadable
+from unmerge.distributed import same_everywhere, together
 from unmerge.errors import DataError, suggest, warn
 from unmerge.evaluation import (
     accuracy,
@@ -42,6 +43,7 @@ FLOOR = "retrained again"
 _NEED_FEATURES = {"entanglement", "decodability"}
 
 
+@together
 def evaluate(
     models: Mapping[str, nn.Module | Outputs],
     reference: nn.Module | Outputs | None,
@@ -95,7 +97,7 @@ def evaluate(
             retrained = subject
         for axis, keywords in chosen.items():
             findings[axis][name] = _measured(AXES[axis], subject, retrained, observed, axis, keywords, setting)
-    return _assembled(findings, rows, first, setting, chosen)
+    return same_everywhere(_assembled(findings, rows, first, setting, chosen))
 
 
 def _measured(

@@ -12,6 +12,7 @@ from torch import Tensor
 from unmerge.errors import DataError, FileError, listing, suggest, warn
 from unmerge.evaluation.samples import alignment
 from unmerge.files import read_tensors, write_tensors
+from unmerge.forms import check_fields
 
 _KIND = "evaluation outputs"
 _HALF = torch.float16
@@ -74,11 +75,17 @@ class Outputs:
         """The outputs that `save` wrote, in float32 or what they were stored in."""
         tensors, header = read_tensors(Path(path), _KIND)
         splits = {}
+        try:
+            check_fields(header, {"splits": list[str], "feature_layer": str | None})
+        except TypeError as error:
+            raise FileError(f"{path} was written by another version of unmerge: {error}.") from error
         for name in header["splits"]:
             parts = {
                 key.removeprefix(f"{name}/"): value for key, value in tensors.items() if key.startswith(f"{name}/")
             }
             parts = {part: value.float() if value.dtype == _HALF else value for part, value in parts.items()}
+            if not _fit_together(parts):
+                raise FileError(f"{path} holds no answers of a model on split {name!r}: it has {listing(parts)}.")
             splits[name] = SplitOutputs(**parts)
         return cls(splits, header["feature_layer"])
 
@@ -131,6 +138,23 @@ def check(outputs: Outputs, name: str) -> None:
     widths = {part.classes for part in outputs.splits.values()}
     if len(widths) > 1:
         raise DataError(f"model {name!r} returns different numbers of classes on its splits: {sorted(widths)}.")
+
+
+def _fit_together(parts: Mapping[str, Tensor]) -> bool:
+    """Whether tensors from a file are those of one split."""
+    required, optional = {"logits", "labels", "keys"}, {"features", "rows"}
+    if set(parts) not in (required, required | optional) or parts["logits"].dim() != 2:
+        return False
+    samples, whole = len(parts["logits"]), [name for name in parts if name in ("labels", "keys", "rows")]
+    sizes = dict.fromkeys(("labels", "keys"), samples)
+    if "features" in parts:
+        sizes["rows"] = len(parts["features"]) if parts["features"].dim() == 2 else -1
+    return (
+        all(parts[name].shape == (size,) for name, size in sizes.items())
+        and all(parts[name].dtype == torch.int64 for name in whole)
+        and all(parts[name].is_floating_point() for name in parts if name not in whole)
+        and ("rows" not in parts or bool(((parts["rows"] >= 0) & (parts["rows"] < samples)).all()))
+    )
 
 
 def _parts(split: SplitOutputs) -> dict[str, Tensor]:

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unmerge.batches import Forward, batches, feed, first_tensor, labels_of, logits_of, map_tensors, on_device
+from unmerge.batches import Forward, feed, first_tensor, labels_of, logits_of, map_tensors, on_device
 from unmerge.errors import DataError
 from unmerge.evaluation.bootstrap import resampled_means, with_interval
 from unmerge.evaluation.result import Better, Column, Row
 from unmerge.evaluation.subject import NO_REFERENCE, Findings, NotMeasurable, Setting, Subject
 from unmerge.layers import candidates
+from unmerge.reading import all_batches
 
 STEPS = (0, 1, 2, 5, 10, 20)
 RATE = 0.01
@@ -62,7 +63,7 @@ def relearn(
 
 def pooled(data: Any, what: str = "forget") -> Any:
     """All batches of a split as one."""
-    return _joined(list(batches(data, what)))
+    return _joined(all_batches(data, what))
 
 
 def observe(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,9 @@ from torch import Tensor, nn
 from unmerge.binding import check_model
 from unmerge.edit import Edit, LayerEdit
 from unmerge.errors import EditError, FileError, LayerError, listing
-from unmerge.files import load_weights, opened, read_tensors, write_json, write_tensors
+from unmerge.files import load_weights, opened, read_json, read_tensors, write_json, write_tensors
 from unmerge.fingerprint import kind_of, state_of
+from unmerge.forms import check_fields
 from unmerge.interop.lora import PREFIX, edit_of_lora
 from unmerge.layers import carries_adapters, tensor_name
 
@@ -160,14 +160,17 @@ def _own_edit(path: Path) -> Edit:
     tensors, header = read_tensors(path, KIND)
     parts: dict[str, Tensor] = {}
     try:
+        check_fields(header, {"exported_alpha": float, "layers": dict[str, dict[str, Any]]})
         alpha = header["exported_alpha"]
+        if not alpha:
+            raise ValueError("its strength is 0")
         for name, entry in header["layers"].items():
             own = f"{PREFIX}{name}"
             parts[f"{name}:Q"] = tensors[f"{own}.lora_A.weight"].flatten(1).mT.contiguous()
             parts[f"{name}:B"] = tensors[f"{own}.lora_B.weight"].flatten(1) / -alpha
             if entry["shift_to"] is not None:
                 parts[f"{name}:shift"] = tensors[f"{own}.lora_B.bias"] / alpha
-    except (KeyError, AttributeError, TypeError) as error:
+    except (KeyError, TypeError, ValueError, IndexError) as error:
         raise FileError(f"{path} was written by another version of unmerge: {error!r}.") from error
     return Edit.from_dict(header, parts, path)
 
@@ -175,7 +178,7 @@ def _own_edit(path: Path) -> Edit:
 def _read_config(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise FileError(f"there is no {path.name} beside the tensors in {path.parent}.")
-    try:
-        return dict(json.loads(path.read_text()))
-    except (ValueError, TypeError) as error:
-        raise FileError(f"{path} is no configuration of an adapter: {error}.") from error
+    config = read_json(path, "configuration of an adapter")
+    if not isinstance(config, dict):
+        raise FileError(f"{path} is no configuration of an adapter: it holds a {type(config).__name__}.")
+    return config

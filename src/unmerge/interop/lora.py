@@ -16,6 +16,7 @@ from unmerge.binding import check_shapes
 from unmerge.edit import Edit, LayerEdit
 from unmerge.errors import EditError, FileError, listing
 from unmerge.fingerprint import fingerprint, state_of
+from unmerge.forms import check_fields
 from unmerge.layers import beyond_lora, is_transposed, tensor_name
 from unmerge.recipe import Recipe
 from unmerge.version import VERSION
@@ -27,6 +28,12 @@ _VARIANTS = (
     *("use_dora", "use_qalora", "use_bdlora", "alora_invocation_tokens", "arrow_config", "kasa_config"),
     *("monteclora_config", "modules_to_save", "trainable_token_indices", "target_parameters", "layer_replication"),
 )
+_SETTINGS = {
+    "lora_alpha": float,
+    "alpha_pattern": dict[str, float] | None,
+    "base_model_name_or_path": str | None,
+}
+_REPEATS, _LONGEST = 3, 1000  # of a pattern; the length also of a layer's name
 PLAIN_STARTS = (True, False, "gaussian", "eva", "orthogonal")  # after which the base weights are as they were
 
 
@@ -35,7 +42,7 @@ def edit_of_lora(
 ) -> Edit:
     """The edit that at alpha 1 does what merging the adapter does; bound to the weights of `base` where it is given."""
     _check_config(config, source)
-    strange = [key for key in tensors if not _KEY.fullmatch(key)]
+    strange = [key for key in tensors if len(key) > _LONGEST or not _KEY.fullmatch(key)]
     if strange:
         raise FileError(
             f"{source} is no plain LoRA adapter of linear layers and convolutions: it has {listing(strange)}."
@@ -88,6 +95,29 @@ def _check_config(config: Mapping[str, Any], source: Path) -> None:
             f"{source} is no plain LoRA adapter: {', '.join(found)}. Merge it with PEFT (merge_and_unload) and pass "
             "the base as init= instead."
         )
+    settings = {"lora_alpha": 8, "alpha_pattern": None, "base_model_name_or_path": None} | dict(config)
+    try:
+        check_fields(settings, _SETTINGS, "its configuration")
+    except TypeError as error:
+        raise FileError(f"{source} is no plain LoRA adapter: {error}.") from error
+    unclear = [pattern for pattern in settings["alpha_pattern"] or {} if not _is_plain_pattern(pattern)]
+    if unclear:
+        raise FileError(
+            f"{source} names layers by {listing(map(repr, unclear))} in alpha_pattern, which is no pattern or could "
+            f"take forever to compare. Write it with at most {_REPEATS} of * + ? {{ and none behind a bracket."
+        )
+
+
+def _is_plain_pattern(pattern: str) -> bool:
+    """Whether a pattern from a file is one, and of a form that a long name cannot make run forever."""
+    bare = re.sub(r"\\.", "x", pattern)
+    if len(pattern) > _LONGEST or re.search(r"\)[*+?{]", bare) or len(re.findall(r"[*+?{]", bare)) > _REPEATS:
+        return False
+    try:
+        re.compile(pattern)
+    except (re.error, RecursionError, OverflowError):
+        return False
+    return True
 
 
 def _modules_of(base: nn.Module | None, names: list[str], config: Mapping[str, Any]) -> dict[str, nn.Module]:
@@ -109,8 +139,14 @@ def _layer(name: str, parts: Mapping[str, Tensor], config: Mapping[str, Any], mo
     down, up, constant = (parts.get(part) for part in ("lora_A.weight", "lora_B.weight", "lora_B.bias"))
     assert down is not None
     assert up is not None
-    if up.flatten(1).shape[1] != down.shape[0]:
+    given = [part for part in (down, up, constant) if part is not None]
+    if min(down.dim(), up.dim()) < 2 or not all(part.is_floating_point() and part.numel() for part in given):
+        shapes = " and ".join(f"{part.dtype}{list(part.shape)}" for part in given)
+        raise FileError(f"lora_A and lora_B of {name!r} are no matrices of numbers: {shapes}.")
+    if up.flatten(1).shape[1] != down.shape[0] or (constant is not None and constant.shape != up.shape[:1]):
         raise FileError(f"lora_A and lora_B of {name!r} have other ranks: {tuple(down.shape)} and {tuple(up.shape)}.")
+    if not all(part.isfinite().all() for part in given):
+        raise FileError(f"the adapter holds NaN or infinite values for {name!r}.")
     scale = _scaling(config, name, down.shape[0])
     is_turned = down.dim() == 2 and bool(config.get("fan_in_fan_out"))
     wide = torch.promote_types(down.dtype, torch.float32)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from unmerge.errors import FileError, listing
-from unmerge.files import opened
+from unmerge.files import opened, read_weight_map
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -107,14 +107,8 @@ def _names_in(path: Path) -> list[str]:
 def _indexed(directory: Path) -> dict[str, str]:
     """The file of each tensor by the index, which must say what the files hold."""
     path = directory / INDEX
-    try:
-        places = {str(name): str(file) for name, file in json.loads(path.read_text())["weight_map"].items()}
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise FileError(f"{path} is no checkpoint index: {error!r}.") from error
+    places = read_weight_map(path)
     files = sorted(set(places.values()))
-    outside = [file for file in files if Path(file).name != file or "\\" in file]
-    if outside:
-        raise FileError(f"{path} names files outside its directory: {listing(outside)}.")
     missing = [file for file in files if not (directory / file).is_file()]
     if missing:
         raise FileError(f"{path} names {listing(missing)}, which are not there. Download the checkpoint again.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from unmerge.errors import FileError, listing
+from unmerge.files import read_json
 
 REQUIRED = ("run.json", "diagnosis.json", "edit/edit.json")
 
@@ -68,10 +68,7 @@ def _json(path: Path, kind: type) -> Any:
     """The value in a file, or None where there is no such file."""
     if not path.is_file():
         return None
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise FileError(f"{path} is damaged or no JSON file: {error}") from error
+    value = read_json(path, "JSON file, or damaged")
     if not isinstance(value, kind):
         raise FileError(f"{path} holds a {type(value).__name__}, expected a {kind.__name__}.")
     return value

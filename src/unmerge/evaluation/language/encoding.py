@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from unmerge.errors import DataError
-
-IGNORED = -100  # the label of a token without loss
+from unmerge.tokens import IGNORED
 
 
 @dataclass(frozen=True)

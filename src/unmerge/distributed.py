@@ -1,0 +1,247 @@
+"""Several processes that work as one: each reads its share of the data, all end with the same result.
+
+Where torch.distributed is initialised (torchrun, accelerate launch), `collect`, `fit`, `search_alpha` and `evaluate`
+are called in every process alike. `start()` initialises it, `alone()` keeps one process out of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from unmerge.errors import RankError
+
+Value = TypeVar("Value")
+Given = ParamSpec("Given")
+
+
+@dataclass
+class _State:
+    alone: bool = False
+    together: bool = False
+    control: tuple[Any, Any] | None = None  # the default group, and the gloo group beside it
+
+
+_state = _State()
+
+
+def start(timeout: float = 1800.0) -> torch.device:
+    """The device of this process, which has joined the others that torchrun or accelerate launch started.
+
+    Without such a launcher nothing is joined. timeout: the seconds that a process waits for one that is slower.
+    """
+    devices = torch.cuda.device_count()
+    local = int(os.environ.get("LOCAL_RANK", 0))
+    device = torch.device("cuda", local % devices) if devices else torch.device("cpu")
+    if devices:
+        torch.cuda.set_device(device)
+    if "WORLD_SIZE" in os.environ and not dist.is_initialized():
+        # NCCL gives no device to two processes.
+        shared = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) > devices
+        dist.init_process_group("gloo" if shared else "nccl", timeout=timedelta(seconds=timeout))
+    return device
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Inside the block this process works by itself, as if there were no others."""
+    before, _state.alone = _state.alone, True
+    try:
+        yield
+    finally:
+        _state.alone = before
+
+
+class OwnShare:
+    """Batches that this process alone reads: the other processes' hold the other samples."""
+
+    def __init__(self, data: Iterable[Any]) -> None:
+        self.data = data
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.data)
+
+
+def size() -> int:
+    """How many processes work together."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() and not _state.alone else 1
+
+
+def rank() -> int:
+    """The place of this process among them."""
+    return dist.get_rank() if size() > 1 else 0
+
+
+def is_first() -> bool:
+    """Whether this process writes files and shows progress."""
+    return rank() == 0
+
+
+def together(work: Callable[Given, Value]) -> Callable[Given, Value]:
+    """The function as several processes call it: what fails in one ends the others, at their next `exchange`."""
+
+    @wraps(work)
+    def call(*args: Given.args, **kwargs: Given.kwargs) -> Value:
+        outermost, _state.together = not _state.together, True
+        try:
+            return work(*args, **kwargs)
+        except RankError:  # which all of them have
+            raise
+        except Exception as error:
+            if outermost and size() > 1:
+                _exchange({"failure": f"{type(error).__name__}: {error}"})
+            raise
+        finally:
+            _state.together = not outermost
+
+    return call
+
+
+def exchange(value: Value) -> list[Value]:
+    """The plain values (as of JSON) that the processes give, by rank; an error where one of them has failed."""
+    if size() == 1:
+        return [value]
+    found = _exchange({"value": value})
+    for place, entry in enumerate(found):
+        if "gone" in entry:
+            raise _gone(f"process {place} of {size()}")
+        if "failure" in entry:
+            raise RankError(f"process {place} of {size()} failed, so this one ends too: {entry['failure']}")
+    return [entry["value"] for entry in found]
+
+
+def summed(*values: float) -> list[Any]:
+    """The sums of the numbers that the processes give."""
+    return [sum(column) for column in zip(*exchange(values), strict=True)]
+
+
+def agreed(value: Value, what: str) -> Value:
+    """The value that all processes have; an error where they differ, which says `what`."""
+    found = exchange(value)
+    for place, other in enumerate(found):
+        if other != found[0]:
+            raise RankError(f"{what}: process 0 has {found[0]}, process {place} has {other}.")
+    return found[0]
+
+
+def from_first(value: Value | None) -> Value | None:
+    """The value of the first process that has one, in all of them."""
+    source = next((place for place, has in enumerate(exchange(value is not None)) if has), None)
+    if size() == 1 or source is None:
+        return value
+    box = [value]
+    with _answering():
+        dist.broadcast_object_list(box, src=source, group=_control())
+    return box[0]
+
+
+def same_everywhere(value: Value) -> Value:
+    """The first process's value in place of those of the others, which may differ in rounding."""
+    found = from_first(value if is_first() else None)
+    assert found is not None
+    return found
+
+
+def gathered(value: Value) -> list[Value]:
+    """The values of any kind that the processes give, by rank."""
+    exchange(None)
+    if size() == 1:
+        return [value]
+    found: list[Any] = [None] * size()
+    with _answering():
+        dist.all_gather_object(found, value, group=_control())
+    return found
+
+
+def add_up_(tensor: Tensor) -> Tensor:
+    """The sum of all processes' tensors, in place; the same bits in each of them."""
+    if size() > 1:
+        with _answering():
+            dist.all_reduce(tensor, group=_group_of(tensor))
+    return tensor
+
+
+def copy_first_(tensor: Tensor) -> Tensor:
+    """The first process's tensor, in place."""
+    if size() > 1:
+        with _answering():
+            dist.broadcast(tensor, src=0, group=_group_of(tensor))
+    return tensor
+
+
+def _group_of(tensor: Tensor) -> Any:
+    """NCCL moves what is on a GPU; gloo, which moves everything, the rest."""
+    return None if tensor.is_cuda else _control()
+
+
+def _control() -> Any:
+    """A gloo group: there, a process that ends is seen at once, and one that is slow is waited for."""
+    default = dist.group.WORLD
+    if dist.get_backend() == "gloo":
+        return default
+    if _state.control is None or _state.control[0] is not default:
+        _state.control = (default, dist.new_group(backend="gloo"))
+    return _state.control[1]
+
+
+def _exchange(entry: dict[str, Any]) -> list[dict[str, Any]]:
+    """Every process tells the first one, which tells all: so each learns which process is gone."""
+    group, own = _control(), json.dumps(entry)
+    if dist.get_rank() > 0:
+        try:
+            _send(own, 0, group)
+            return json.loads(_receive(0, group))
+        except RuntimeError as error:
+            raise _gone("the first process") from error
+    entries = [json.loads(own)]
+    for place in range(1, dist.get_world_size()):
+        try:
+            entries.append(json.loads(_receive(place, group)))
+        except RuntimeError:
+            entries.append({"gone": True})
+    text = json.dumps(entries)
+    for place in range(1, dist.get_world_size()):
+        try:
+            _send(text, place, group)
+        except RuntimeError:
+            continue  # it is gone, as the others are told
+    return entries
+
+
+def _send(text: str, place: int, group: Any) -> None:
+    content = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+    dist.send(torch.tensor([len(content)]), place, group=group)
+    dist.send(content, place, group=group)
+
+
+def _receive(place: int, group: Any) -> str:
+    length = torch.zeros(1, dtype=torch.int64)
+    dist.recv(length, place, group=group)
+    content = torch.zeros(int(length), dtype=torch.uint8)
+    dist.recv(content, place, group=group)
+    return bytes(content.tolist()).decode()
+
+
+def _gone(who: str) -> RankError:
+    return RankError(
+        f"{who} has ended, or has not answered in time; look at its output. Every process must make the same calls: "
+        "one that is to work by itself does so inside `with unmerge.distributed.alone():`."
+    )
+
+
+@contextmanager
+def _answering() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise _gone("another process") from error

@@ -1,0 +1,64 @@
+"""Runs functions of scenarios.py in several real processes, joined by gloo, and brings back what they return."""
+
+from __future__ import annotations
+
+import os
+import socket
+import warnings
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import scenarios
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+
+TIMEOUT = 50.0  # seconds
+
+
+def run(world: int, names: Sequence[str], folder: Path) -> list[dict[str, Any]]:
+    """For each process what each function returned, or the error that it raised as a string."""
+    processes = start(world, names, folder)
+    for process in processes:
+        process.join(TIMEOUT)
+    for process in processes:
+        if process.is_alive():
+            process.kill()
+    found = []
+    for rank in range(world):
+        path = folder / f"{rank}.pt"
+        found.append(torch.load(path, weights_only=True) if path.exists() else {})
+    return found
+
+
+def start(world: int, names: Sequence[str], folder: Path) -> list[Any]:
+    context = multiprocessing.get_context("spawn")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    processes = [context.Process(target=_work, args=(rank, world, port, list(names), folder)) for rank in range(world)]
+    for process in processes:
+        process.start()
+    return processes
+
+
+def _work(rank: int, world: int, port: int, names: list[str], folder: Path) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    dist.init_process_group("gloo", rank=rank, world_size=world, timeout=timedelta(seconds=TIMEOUT))
+    found = {}
+    for name in names:
+        found[name] = attempt(name)
+        torch.save(found, folder / f"{rank}.pt")
+
+
+def attempt(name: str) -> Any:
+    """What a function of scenarios.py returns, or the error that it raises as a string."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return getattr(scenarios, name)()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"

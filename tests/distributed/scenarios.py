@@ -1,0 +1,375 @@
+"""What the processes of the tests do. Each function runs in one process too, which gives the expected result."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
+
+import unmerge
+from networks import Batch, batched, cnn, mlp, samples
+from unmerge import Recipe, Statistics, collect, distributed, fit, search_alpha
+from unmerge.distributed import OwnShare
+from unmerge.errors import RankError
+from unmerge.evaluation import evaluate
+
+LABELS = [0, 1, 2, 3, 1, 2, 0, 3, 3, 1, 2, 0, 1, 1, 2, 3, 0]  # 17: no number of processes divides it
+
+
+def images(labels: list[int] = LABELS, seed: int = 0) -> Batch:
+    return samples((3, 6, 6), labels, seed=seed, apart=1.5)
+
+
+def dataset() -> Dataset[Any]:
+    return TensorDataset(*images())
+
+
+class Stream(IterableDataset[Any]):
+    """Samples that come one after the other, the same in every process."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return zip(*images(), strict=True)
+
+
+def numbers(statistics: Statistics) -> dict[str, Any]:
+    """All that the statistics hold, in a form that does not depend on pivots."""
+    found: dict[str, Any] = {"samples": statistics.samples, "classes": list(statistics.classes)}
+    found["class_samples"] = list(statistics.class_samples)
+    for name, layer in statistics.layers.items():
+        found[f"{name} rows"] = layer.moments.n
+        found[f"{name} mean"] = layer.moments.mean
+        found[f"{name} scatter"] = layer.moments.scatter
+        found[f"{name} class rows"], found[f"{name} class sums"] = layer.class_rows, layer.class_sums
+        found |= {f"{name} class {place}": part.scatter for place, part in layer.class_moments.items()}
+        if layer.sample is not None:
+            found[f"{name} sample"] = layer.sample
+    return found
+
+
+def tensors(edit: unmerge.Edit) -> dict[str, Tensor]:
+    """What the edit takes from each weight (B and Q alone may differ in sign), and its constants."""
+    found = {f"{name} change": layer.B @ layer.Q.mT for name, layer in edit.layers.items()}
+    found |= {f"{name} shift": layer.shift for name, layer in edit.layers.items() if layer.shift is not None}
+    return found
+
+
+# Each gives all samples once, whatever the number of processes.
+
+
+def a_list() -> dict[str, Any]:
+    return numbers(collect(cnn(dtype=torch.float32), [_single(batch) for batch in batched(images(), 3)]))
+
+
+def full_classes() -> dict[str, Any]:
+    return numbers(collect(cnn(), batched(images(), 3), per_class="full"))
+
+
+def a_sample() -> dict[str, Any]:
+    return numbers(collect(cnn(), batched(images(), 3), sample=20, seed=5))
+
+
+def the_first_rows() -> dict[str, Any]:
+    return numbers(collect(cnn(), batched(images(), 3), max_points=37, per_class="full"))
+
+
+def fewer_batches_than_processes() -> dict[str, Any]:
+    return numbers(collect(cnn(), [images()], per_class="full", sample=9))
+
+
+def without_labels() -> dict[str, Any]:
+    return numbers(collect(mlp(), [images()[0].flatten(1)[:, :6].split(4)[place] for place in range(5)]))
+
+
+def shuffled() -> dict[str, Any]:
+    torch.manual_seed(distributed.rank())  # each process would draw an order of its own
+    return numbers(collect(cnn(), DataLoader(dataset(), batch_size=2, shuffle=True)))
+
+
+def with_a_worker() -> dict[str, Any]:
+    return numbers(collect(cnn(), DataLoader(dataset(), batch_size=4, num_workers=1)))
+
+
+def a_stream() -> dict[str, Any]:
+    return numbers(collect(cnn(), DataLoader(Stream(), batch_size=4)))
+
+
+def sampler() -> dict[str, Any]:
+    if distributed.size() == 1:
+        return numbers(collect(cnn(), DataLoader(dataset(), batch_size=2)))
+    deal = DistributedSampler(dataset(), shuffle=True, seed=3)
+    return numbers(collect(cnn(), DataLoader(dataset(), batch_size=2, sampler=deal)))
+
+
+def more_processes_than_samples() -> dict[str, Any]:
+    few = TensorDataset(*images([1]))
+    if distributed.size() == 1:
+        return numbers(collect(cnn(), DataLoader(few)))
+    return numbers(collect(cnn(), DataLoader(few, sampler=DistributedSampler(few))))
+
+
+def accelerated() -> dict[str, Any]:
+    from accelerate.data_loader import prepare_data_loader
+
+    loader = prepare_data_loader(
+        DataLoader(dataset(), batch_size=2, shuffle=True),
+        num_processes=distributed.size(),
+        process_index=distributed.rank(),
+        put_on_device=False,
+        even_batches=True,
+    )
+    return numbers(collect(cnn(), loader))
+
+
+def own_shares() -> dict[str, Any]:
+    """The first process has most, the last nothing."""
+    batches = batched(images(), 3)
+    shares = [batches] if distributed.size() == 1 else [batches[:4], batches[4:], *[[]] * 9][: distributed.size()]
+    if distributed.size() == 2:
+        shares = [batches, []]
+    return numbers(collect(cnn(), OwnShare(shares[distributed.rank()]), sample=0, per_class="full"))
+
+
+def classes_of_one_process_each() -> dict[str, Any]:
+    batches = [images([label] * 3, seed=label) for label in (7, 2, 5, 9)]
+    return numbers(collect(cnn(), batches))
+
+
+# Whole requests.
+
+
+def request() -> tuple[list[Batch], list[Batch]]:
+    return batched(images([1] * 7), 2), batched(images([0, 2, 3] * 8, seed=4), 5)
+
+
+def an_edit() -> dict[str, Tensor]:
+    return tensors(fit(cnn(), *request(), init="zero", recipe=Recipe(skip_layers=0)))
+
+
+def an_edit_in_single_precision() -> dict[str, Tensor]:
+    forget, retain = ([_single(batch) for batch in part] for part in request())
+    return tensors(fit(cnn(dtype=torch.float32), forget, retain, init="zero", recipe=Recipe(skip_layers=0)))
+
+
+def the_same_bits() -> dict[str, Tensor]:
+    edit = fit(cnn(), *request(), init="zero", recipe=Recipe(skip_layers=0))
+    return {f"{name} {part}": getattr(layer, part) for name, layer in edit.layers.items() for part in ("B", "Q")}
+
+
+def an_edit_with_a_verdict() -> dict[str, Any]:
+    """Without labels: a random control is read of the retain data."""
+    forget, retain = ([batch[0] for batch in part] for part in request())
+    edit = fit(cnn(), forget, retain, init="zero", recipe=Recipe(skip_layers=0, rank=2))
+    return tensors(edit) | {"verdict": edit.provenance["verdict"]["separability"]}
+
+
+def a_verdict_of_dealt_samples() -> float:
+    forget, retain = request()
+    both = TensorDataset(torch.cat([batch[0] for batch in retain]))
+    deal = DistributedSampler(both, shuffle=False) if distributed.size() > 1 else None
+    loader = DataLoader(both, batch_size=2, sampler=deal)
+    edit = fit(cnn(), [batch[0] for batch in forget], loader, init="zero", recipe=Recipe(skip_layers=0, rank=2))
+    return edit.provenance["verdict"]["separability"]
+
+
+def kmeans() -> dict[str, Tensor]:
+    recipe = Recipe(basis="cav-kmeans", rank=2, skip_layers=0, max_points=40)
+    return tensors(fit(mlp((6, 8, 4)), *_flat(request()), init="zero", recipe=recipe, on_verdict="ignore"))
+
+
+def within_memory() -> dict[str, Tensor]:
+    return tensors(fit(cnn(), *request(), init="zero", recipe=Recipe(skip_layers=0), memory="1MB"))
+
+
+def strengths() -> dict[str, Any]:
+    model = _trained()
+    forget, retain = request()
+    edit = fit(model, forget, retain, init="zero", recipe=Recipe(skip_layers=0))
+    plain = search_alpha(edit, model, forget, retain=retain, recalibrate=retain)
+    scored = search_alpha(edit, model, forget, retain=retain, score="kodge")
+    near = search_alpha(edit, model, forget, score="kl", reference=cnn(seed=3))
+    own = search_alpha(edit, model, forget, metric=lambda changed, data: float(changed(data[0][0]).std()))
+    return {name: found.to_dict() for name, found in (("a", plain), ("b", scored), ("c", near), ("d", own))}
+
+
+def recalibrated() -> dict[str, Tensor]:
+    model = cnn()
+    forget, retain = request()
+    edit = fit(model, forget, retain, init="zero", recipe=Recipe(skip_layers=0))
+    edit.apply(model, 1.0, recalibrate=retain)
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def evaluated() -> dict[str, Any]:
+    forget, retain = request()
+    splits = {"forget": forget, "retain": retain, "test": batched(images(seed=9), 4)}
+    axes = ["accuracy", "entanglement", "fidelity", "relearning", "calibration"]
+    found = evaluate({"model": cnn(seed=1)}, cnn(seed=2), splits, axes, draws=20, keep_features=6)
+    return found.to_dict()["tables"]
+
+
+def written() -> dict[str, Any]:
+    """Of several processes the first writes."""
+    edit = fit(cnn(), *request(), init="zero", recipe=Recipe(skip_layers=0))
+    with tempfile.TemporaryDirectory() as folder:
+        edit.save(folder)
+        collect(cnn(), request()[0]).save(Path(folder) / "statistics.safetensors")
+        return {"files": sorted(os.listdir(folder)) if distributed.is_first() else os.listdir(folder)}
+
+
+# A model whose weights are spread over the processes.
+
+
+def sharded() -> dict[str, Any]:
+    """Also with shares of different length: seven batches."""
+    model, (forget, retain) = _blocks(), _flat(request())
+    found = {f"statistics {name}": value for name, value in numbers(collect(model, retain[:3])).items()}
+    edit = fit(model, forget, retain, init=_blocks(seed=1, split=False), recipe=Recipe(skip_layers=0), check_init=False)
+    found |= tensors(edit)
+    before = _state(model)
+    inputs = retain[0][0]
+    with torch.no_grad():
+        plain = model(inputs)
+        edit.apply(model, 1.5)
+        found["edited"] = model(inputs)
+        edit.revert(model)
+        assert model(inputs).equal(plain)
+    assert all(value.equal(before[name]) for name, value in _state(model).items())
+    found["alpha"] = search_alpha(edit, model, forget, retain=retain).to_dict()
+    splits = {"forget": forget, "retain": retain}
+    evaluation = evaluate({"model": model}, None, splits, ["accuracy", "calibration"], draws=10, keep_features=0)
+    return found | {"evaluation": evaluation.to_dict()["tables"]}
+
+
+# What goes wrong.
+
+
+def other_weights() -> None:
+    collect(cnn(seed=distributed.rank()), batched(images(), 3))
+
+
+def other_data() -> None:
+    collect(cnn(), batched(images(seed=distributed.rank()), 3))
+
+
+def other_kinds() -> None:
+    collect(cnn(), batched(images(), 3) if distributed.is_first() else DataLoader(dataset()))
+
+
+def one_failure() -> None:
+    collect(cnn(), OwnShare(_broken() if distributed.rank() == 1 else batched(images(), 3)))
+
+
+def one_failure_of_all() -> None:
+    """In a share of common data, and in the middle of a fit."""
+    forget, retain = request()
+    if distributed.rank() == 1:
+        retain[1][0][0] = float("nan")
+    fit(cnn(), forget, retain, init="zero")
+
+
+def nothing_at_all() -> None:
+    collect(cnn(), OwnShare([]))
+
+
+def wrapped() -> None:
+    collect(nn.parallel.DistributedDataParallel(cnn()), batched(images(), 3))
+
+
+def first_rows_of_shares() -> None:
+    collect(cnn(), OwnShare(batched(images(), 3)), max_points=4)
+
+
+def an_accelerated_stream() -> None:
+    from accelerate.data_loader import prepare_data_loader
+
+    places = {"num_processes": distributed.size(), "process_index": distributed.rank()}
+    loader = prepare_data_loader(DataLoader(Stream(), batch_size=2), put_on_device=False, **places)
+    collect(cnn(), loader)
+
+
+def other_sampler() -> None:
+    deal = DistributedSampler(dataset(), num_replicas=7, rank=distributed.rank())
+    collect(cnn(), DataLoader(dataset(), sampler=deal))
+
+
+def other_epoch() -> None:
+    deal = DistributedSampler(dataset())
+    deal.set_epoch(distributed.rank())
+    collect(cnn(), DataLoader(dataset(), sampler=deal))
+
+
+def by_itself() -> dict[str, Any]:
+    """One process works, the others do not call."""
+    if not distributed.is_first():
+        return {}
+    with distributed.alone():
+        return numbers(collect(cnn(), batched(images(), 3)))
+
+
+def an_end() -> dict[str, Any]:
+    """The last process ends without a word while the others collect; returns how long these took to see it."""
+    start = time.monotonic()
+    try:
+        collect(cnn(), _ending(batched(images(), 1)))
+    except RankError as error:
+        return {"error": str(error), "seconds": time.monotonic() - start}
+    return {}
+
+
+def _ending(batches: list[Batch]) -> Iterator[Batch]:
+    for place, batch in enumerate(batches):
+        if place == 8 and distributed.rank() == distributed.size() - 1:
+            os._exit(1)
+        yield batch
+
+
+def _broken() -> Iterator[Batch]:
+    yield images()
+    raise ValueError("the disk is gone")
+
+
+def _single(batch: Batch) -> Batch:
+    return batch[0].float(), batch[1]
+
+
+def _flat(parts: tuple[list[Batch], list[Batch]]) -> list[list[Batch]]:
+    return [[(inputs.flatten(1)[:, :6].contiguous(), labels) for inputs, labels in part] for part in parts]
+
+
+def _trained() -> nn.Module:
+    """A classifier that is right on most samples."""
+    torch.manual_seed(0)
+    model = cnn(seed=1)
+    inputs, labels = (torch.cat(parts) for parts in zip(*request()[0], *request()[1], strict=True))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    for _ in range(30):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+    return model
+
+
+def _blocks(seed: int = 0, split: bool = True) -> nn.Module:
+    """An MLP, in several processes with the weights of its blocks and of the rest spread over them."""
+    model = mlp((6, 8, 7, 4), dtype=torch.float32, seed=seed).double()
+    if split and distributed.size() > 1:
+        from torch.distributed.fsdp import fully_shard
+
+        for layer in (model[0], model[2]):
+            fully_shard(layer)
+        fully_shard(model)
+    return model
+
+
+def _state(model: nn.Module) -> dict[str, Tensor]:
+    from unmerge.fingerprint import state_of
+    from unmerge.sharded import whole
+
+    return {name: whole(value.detach()).clone() for name, value in state_of(model).items()}
