@@ -1,14 +1,16 @@
 PYTHON ?= python3
 ARGS ?=
+TIMES ?= 50
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: help test demo check clean
+.PHONY: help test fuzz demo check clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make test   run the tests            (ARGS=... goes to pytest)"
+	@echo "make fuzz   the tests of reliability with 50 times the examples and every kill point (TIMES=... sets another)"
 	@echo "make demo   forget a class, end to end (ARGS=... goes to the demo)"
 	@echo "make check  lint, formatting, types"
 	@echo "make clean  remove .venv, caches and build outputs"
@@ -23,6 +25,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest $(ARGS)
+
+fuzz: $(INSTALLED)
+	UNMERGE_FUZZ=$(TIMES) $(BIN)/python -m pytest tests/reliability $(ARGS)
 
 demo: $(INSTALLED)
 	$(BIN)/unmerge demo --overwrite $(ARGS)

@@ -10,10 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from decoders import decoder, padded, sentences
 from networks import CONVOLUTIONS, Batch, batched, samples
-from unmerge import unfolding
+from unmerge import collect, unfolding
 from unmerge.accumulation import Accumulator, BatchFacts, Keep, LayerStatistics, Reservoir
+from unmerge.counting import Counting
 from unmerge.errors import DataError
 from unmerge.moments import Moments
 from unmerge.unfolding import rows
@@ -32,7 +35,8 @@ LAYERS = {
 def facts_of(labels: Tensor | None, size: int, mask: Tensor | None = None) -> BatchFacts:
     """Facts of a batch in which class 0 was seen first, then class 1, and so on up to class 3."""
     present = () if labels is None else tuple(labels.unique().tolist())
-    return BatchFacts(size=size, codes=labels, present=present, classes=4, mask=mask)
+    counting = None if mask is None else Counting.of(mask)
+    return BatchFacts(size=size, codes=labels, present=present, classes=4, counting=counting)
 
 
 def accumulate(module: nn.Module, batches: Sequence[Batch], labelled: bool = True, **kept: int) -> LayerStatistics:
@@ -272,3 +276,38 @@ def test_a_kept_sample_does_not_hold_on_to_the_batch():
     assert (reservoir.rows == 0).all()
     reservoir.offer(torch.zeros(1000, 3))
     assert reservoir.rows.untyped_storage().nbytes() == 4 * 3 * 4
+
+
+class Waits(TorchDispatchMode):
+    """Counts what makes the CPU wait for a GPU to know how many rows there are."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        indexed = args[1] if func is torch.ops.aten.index.Tensor else ()
+        by_mask = any(index is not None and index.dtype == torch.bool for index in indexed)
+        self.count += by_mask or func is torch.ops.aten.nonzero.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_what_a_mask_counts_is_found_once_a_batch_for_all_layers(layers):
+    model = decoder("llama", blocks=3)
+    data = [padded(sentences((4, 6, 5), seed)) for seed in range(2)]
+    names = [f"model.layers.{place}.mlp.down_proj" for place in range(layers)]
+    known = collect(model, data, names)
+    with Waits() as waits:
+        collect(model, data, known)
+    assert waits.count == len(data)
+
+
+@given(st.lists(st.lists(st.booleans(), min_size=4, max_size=4), min_size=1, max_size=6), st.data())
+def test_the_places_of_what_counts_are_those_of_the_mask(mask, data):
+    mask = torch.tensor(mask)
+    start, stop = sorted(data.draw(st.tuples(*2 * [st.integers(0, len(mask))])))
+    counting = Counting.of(mask)
+    expected = [place for place, counts in enumerate(mask[start:stop].flatten().tolist()) if counts]
+    assert counting.rows(slice(start, stop), 4).tolist() == expected
+    assert counting.rows(slice(4 * start, 4 * stop), 1).tolist() == expected, "as rows of single tokens"
+    assert counting.rows(slice(start, stop + 9), 4).tolist()[: len(expected)] == expected
+    assert counting.rows(slice(None), 4).tolist() == mask.flatten().nonzero()[:, 0].tolist()

@@ -8,6 +8,7 @@ from transformers import GptOssConfig, GptOssForCausalLM
 
 import unmerge
 from decoders import decoder, padded, sentences
+from mixtures import WordMixture, texts
 from unmerge import Recipe, collect, fit
 from unmerge.errors import EditError, LayerError, UnmergeWarning
 from unmerge.experts import matching_rows, reproduces
@@ -280,3 +281,36 @@ def test_parts_of_a_mixture_equal_the_whole():
     assert found.layers.keys() == expected.layers.keys()
     for name, layer in expected.layers.items():
         torch.testing.assert_close(found.layers[name].B @ found.layers[name].Q.T, layer.B @ layer.Q.T)
+
+
+@pytest.mark.parametrize("known_by", ["group", "mask"])
+def test_experts_whose_tokens_cannot_be_followed_get_no_labels_and_no_mask(known_by):
+    data = texts([0], 2, padded=known_by == "mask")  # all tokens of a batch: their number divides by the samples
+    if known_by == "group":
+        for batch in data:
+            batch["group"] = torch.arange(8)
+    layers = "re:experts.0|head"
+    with pytest.warns(UnmergeWarning, match=r"'routing.experts.0.up', 'routing.experts.0.down' is an expert's whose"):
+        found = collect(WordMixture(scale=2.0), data, layers)
+    assert list(found.layers) == ["head"]
+    with pytest.raises(LayerError, match=r"'routing.experts.0.up' is an expert's whose inputs are not among those"):
+        collect(WordMixture(scale=2.0), data, ["routing.experts.0.up"])
+    assert len(collect(WordMixture(), data, layers).layers) == 3, "as they are, they are followed"
+
+
+def test_experts_whose_tokens_cannot_be_followed_are_read_where_no_row_is_told_apart():
+    model, data = WordMixture(scale=2.0), texts([0, 1], 2, padded=False)
+    words = torch.cat([batch["input_ids"].flatten() for batch in data])
+    rows = 2 * model.words(words[words < 10]).detach()
+    assert_moments(collect(model, data, "re:experts.0.up")["routing.experts.0.up"].moments, list(rows))
+
+
+def test_an_expert_that_is_called_without_a_token_has_none():
+    data = [*texts([0], 1), *texts([1], 1)]
+    for batch in data:
+        batch["group"] = torch.arange(8)
+    expected, found = (collect(WordMixture(calls_all=calls_all), data, "re:experts.[01]") for calls_all in (False, True))
+    assert list(found.layers) == list(expected.layers)
+    for name, layer in expected.layers.items():
+        torch.testing.assert_close(found[name].class_sums, layer.class_sums)
+        assert found[name].moments.n == layer.moments.n == 80

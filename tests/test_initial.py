@@ -11,10 +11,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from decoders import decoder
 from networks import cnn, hf_vit, mlp
 from unmerge.errors import FileError, InitError
-from unmerge.initial import initial_weights
+from unmerge.initial import initial_weights, task_vectors
+from unmerge.origin import check_origin
 
 NAMES = ["0.weight", "2.weight", "2.bias"]
 
@@ -187,3 +190,34 @@ def test_a_pickled_model_is_refused(tmp_path):
     for name in ("model.pkl", "model.pt"):
         with pytest.raises(FileError, match="without running code"):
             initial_weights(fine_tuned(), tmp_path / name, NAMES)
+
+
+class Largest(TorchDispatchMode):
+    """Notes how many entries the largest tensor has that is made, views apart."""
+
+    entries = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and all(entry.alias_info is None for entry in func._schema.returns):
+            self.entries = max(self.entries, result.numel())
+        return result
+
+
+def test_weights_of_many_experts_are_compared_one_by_one():
+    tuned, start = (decoder("mixtral", blocks=1, seed=seed).to(torch.bfloat16) for seed in (0, 1))
+    name = "model.layers.0.mlp.experts.down_proj"
+    weight, initial = tuned.get_parameter(name), start.get_parameter(name)
+    with Largest() as largest:
+        found = task_vectors(tuned, start, [f"{name}[{place}]" for place in range(len(weight))])
+        assert found.has_moved(name)
+        with pytest.raises(InitError, match="does not look like the checkpoint"):
+            check_origin(found.pairs())
+    assert largest.entries == weight[0].numel()
+    pairs = list(found.pairs())
+    assert_close(torch.stack([pair[0] for pair in pairs]), weight.detach().float())
+    assert_close(torch.stack([pair[1] for pair in pairs]), initial.detach().float())
+    with torch.no_grad():
+        initial.copy_(weight)
+        initial[3, 2, 1] += 1
+    assert task_vectors(tuned, start, [f"{name}[3]"]).has_moved(name), "one entry of one expert"

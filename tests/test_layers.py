@@ -11,7 +11,7 @@ from transformers.pytorch_utils import Conv1D
 
 from networks import CONVOLUTIONS, cnn, conv1d_net, hf_vit, mlp, resnet50_tree
 from unmerge.errors import LayerError
-from unmerge.layers import candidates, from_matrix, head_of, select, weight_matrix
+from unmerge.layers import candidates, device_of_layer, from_matrix, head_of, select, weight_matrix
 
 
 @pytest.mark.parametrize(
@@ -191,3 +191,9 @@ def test_one_module_under_two_names_is_one_layer_and_shares_nothing():
     model = nn.Sequential(shared, nn.ReLU(), shared, nn.Linear(3, 2))
     assert select(model).names == ["0", "3"]
     assert not select(model).left_out
+
+
+def test_each_layer_computes_where_its_weight_is():
+    model = mlp()
+    model[2].to("meta")
+    assert [device_of_layer(model, name).type for name in ("0", "2", "4")] == ["cpu", "meta", "cpu"]

@@ -1,5 +1,7 @@
 """Models whose weights accelerate keeps elsewhere, against the same models as they are."""
 
+import weakref
+
 import pytest
 import torch
 
@@ -8,10 +10,12 @@ from unmerge import Recipe, collect, fit
 from unmerge.batches import device_of
 from unmerge.errors import EditError, LayerError
 from unmerge.fingerprint import fingerprint, state_of
+from unmerge.initial import task_vectors
 from unmerge.layers import select
 from unmerge.offloading import parameter_of
 
 accelerate = pytest.importorskip("accelerate")
+OffloadedWeightsLoader = accelerate.utils.offload.OffloadedWeightsLoader
 
 RECIPE = Recipe(layers="last2", rank=2, retain_rank=2)
 KINDS = ("llama", "gpt2", "mixtral")
@@ -82,3 +86,34 @@ def test_a_model_that_was_never_loaded_is_named():
         parameter_of(layer, "weight")
     with pytest.raises(LayerError, match="weight is on the meta device: the model was never loaded"):
         collect(torch.nn.Sequential(layer), [torch.zeros(2, 3)])
+
+
+def test_weights_on_disk_are_read_one_at_a_time_and_once(tmp_path, monkeypatch):
+    model = offloaded("llama", "disk", tmp_path)
+    expected = fingerprint(state_of(decoder("llama")))
+    read, most = [], 0
+    plain = OffloadedWeightsLoader.__getitem__
+
+    def counted(loader, key):
+        nonlocal most
+        value = plain(loader, key)
+        read.append((key, weakref.ref(value)))
+        most = max(most, sum(alive() is not None for _, alive in read))
+        return value
+
+    monkeypatch.setattr(OffloadedWeightsLoader, "__getitem__", counted)
+    state = state_of(model)
+    assert not read
+    assert fingerprint(state) == expected
+    names = [key for key, _ in read]
+    assert len(names) == len(set(names)) > 10
+    assert most <= 2, "the one before, while the next is read"
+    layers = select(model, "mlp").names
+    read.clear()
+    vectors = task_vectors(model, "zero", layers)
+    assert len(vectors) == len(layers) == 9
+    assert "model.layers.0.mlp.down_proj.weight" in state
+    assert "nothing" not in state
+    assert not read, "asking for names reads nothing"
+    assert vectors.of(layers[3]).equal(decoder("llama").get_submodule(layers[3]).weight)
+    assert [key for key, _ in read] == [f"{layers[3]}.weight"]

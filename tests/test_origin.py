@@ -177,12 +177,10 @@ def test_a_stranger_of_the_same_size_is_as_far_as_two_independent_weights() -> N
     assert found.norm_ratio == pytest.approx(math.sqrt(2), rel=0.02)
 
 
-def weights(*cosines: float) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Weights, and task vectors from initial weights at these cosines to them."""
+def weights(*cosines: float) -> list[tuple[Tensor, Tensor]]:
+    """Weights, each with initial ones at this cosine to it."""
     own = torch.tensor([[1.0, 0.0]])
-    starts = [torch.tensor([[cosine, math.sqrt(1 - cosine**2)]]) for cosine in cosines]
-    names = [f"{place}.weight" for place in range(len(cosines))]
-    return dict.fromkeys(names, own), {name: own - start for name, start in zip(names, starts, strict=True)}
+    return [(own, torch.tensor([[cosine, math.sqrt(1 - cosine**2)]])) for cosine in cosines]
 
 
 @pytest.mark.parametrize(
@@ -201,19 +199,16 @@ def weights(*cosines: float) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 def test_the_median_layer_decides(cosines: tuple[float, ...], refused: bool) -> None:
     if refused:
         with pytest.raises(InitError, match=rf"expected at least {FOREIGN_COSINE}"):
-            check_origin(*weights(*cosines))
+            check_origin(weights(*cosines))
     else:
-        check_origin(*weights(*cosines))
+        check_origin(weights(*cosines))
 
 
 def test_layers_that_began_at_zero_and_biases_say_nothing() -> None:
-    own, vectors = weights(0.0, 0.95)
-    own |= {"2.weight": torch.ones(1, 2), "2.bias": torch.ones(2)}
-    vectors["2.weight"] = torch.ones(1, 2)  # from zero
-    vectors["2.bias"] = torch.tensor([0.0, 2.0])  # a stranger's bias
-    del own["0.weight"], vectors["0.weight"]
-    check_origin(own, vectors)
-    check_origin({"2.bias": own["2.bias"]}, {"2.bias": vectors["2.bias"]})
+    from_zero = (torch.ones(1, 2), torch.zeros(1, 2))
+    strange_bias = (torch.ones(2), torch.tensor([1.0, -1.0]))
+    check_origin([*weights(0.95), from_zero, strange_bias])
+    check_origin([strange_bias])
 
 
 def test_half_precision_weights_are_compared_wide() -> None:

@@ -5,8 +5,9 @@ import torch
 
 import unmerge
 from decoders import decoder, padded, sentences
+from mixtures import WordMixture, texts
 from unmerge import Recipe, collect, fit
-from unmerge.errors import DataError
+from unmerge.errors import DataError, LayerError
 from unmerge.fingerprint import fingerprint, state_of
 
 NARROW = {"rank": 3, "retain_rank": 3, "layers": "last4", "deflate": 4}
@@ -22,10 +23,10 @@ def data(labelled=False):
     return forget, retain
 
 
-def smallest(model, recipe, forget):
+def smallest(model, recipe, forget, retain):
     """A bound that needs several passes: what the largest layer takes alone."""
-    costs = [cost for group in unmerge.plan(model, recipe, data=forget).groups for cost in group.costs]
-    return max(cost.bytes for cost in costs)
+    (group,) = unmerge.plan(model, recipe, data=forget, retain=retain).groups
+    return max(cost.bytes for cost in group.costs)
 
 
 def assert_same(found, expected):
@@ -65,7 +66,7 @@ def test_an_edit_in_parts_is_the_edit_at_once(kind, basis, labelled, options):
     init = decoder(kind, blocks=4, seed=1).state_dict()
     before = fingerprint(state_of(model))
     expected = fit(model, forget, retain, init=init, recipe=recipe, check_init=False)
-    memory = smallest(model, recipe, forget)
+    memory = smallest(model, recipe, forget, retain)
     found = fit(model, forget, retain, init=init, recipe=recipe, check_init=False, memory=memory)
     assert len(found.provenance["plan"]["passes"]) > 1
     assert found.provenance["plan"]["bytes"] <= memory
@@ -78,7 +79,7 @@ def test_an_edit_in_parts_is_the_edit_at_once(kind, basis, labelled, options):
 def test_statistics_that_are_there_are_used_in_parts_too():
     model, (forget, retain) = decoder("llama", blocks=4), data(labelled=True)
     recipe = Recipe(**NARROW)
-    memory = smallest(model, recipe, forget)
+    memory = smallest(model, recipe, forget, retain)
     everything = collect(model, [*forget, *retain], "last4")
     part = collect(model, forget, everything)
     expected = fit(model, part, everything - part, init="zero", recipe=recipe)
@@ -95,7 +96,7 @@ def test_statistics_that_are_there_are_used_in_parts_too():
 def test_every_part_reads_the_data_once_and_stops_behind_its_last_block():
     model, (forget, retain) = decoder("llama", blocks=4), data()
     recipe = Recipe(**NARROW)
-    memory = smallest(model, recipe, forget)
+    memory = smallest(model, recipe, forget, retain)
     calls = dict.fromkeys(("model.layers.0", "model.layers.3", "lm_head"), 0)
     for name in calls:
         model.get_submodule(name).register_forward_hook(lambda *_, name=name: calls.update({name: calls[name] + 1}))
@@ -136,3 +137,34 @@ def test_collect_within_memory_keeps_the_statistics_or_says_that_they_do_not_fit
         torch.testing.assert_close(found[name].moments.scatter, layer.moments.scatter)
     with pytest.raises(DataError, match="on the CPU there is nowhere else to keep them"):
         collect(model, forget, "mlp", memory="3KB")
+
+
+OF_EXPERTS = Recipe(layers="re:experts", rank=2, retain_rank=2)
+
+
+@pytest.mark.filterwarnings("ignore::unmerge.errors.UnmergeWarning")
+@pytest.mark.parametrize("reached", [[0, 1], [1, 2]])
+@pytest.mark.parametrize("few", [False, True])
+def test_a_part_that_no_token_or_too_few_reach_is_left_out_as_at_once(reached, few):
+    model, forget, retain = WordMixture(), texts(reached, 3), texts(reached, 5, seed=1)
+    missed = next(iter({0, 1, 2} - set(reached)))
+    if few:
+        for data in (forget, retain):
+            data[0]["input_ids"][0, 0] = 10 * missed
+    expected = fit(model, forget, retain, init="zero", recipe=OF_EXPERTS)
+    memory = smallest(model, OF_EXPERTS, forget, retain)
+    found = fit(model, forget, retain, init="zero", recipe=OF_EXPERTS, memory=memory)
+    assert len(found.provenance["plan"]["passes"]) == 6, "one for each layer"
+    assert_same(found, expected)
+    left_out = found.provenance["notes"]["left_out"]
+    assert set(left_out) == {f"routing.experts.{missed}.{part}" for part in ("up", "down")}
+
+
+@pytest.mark.filterwarnings("ignore::unmerge.errors.UnmergeWarning")
+@pytest.mark.parametrize(("expert", "why"), [(0, "was never called"), (2, "saw fewer than 400")])
+@pytest.mark.parametrize("memory", [None, "10MB"])
+def test_a_request_that_reaches_no_layer_says_why(memory, expert, why):
+    recipe = OF_EXPERTS.but(layers="re:experts.2", rank=100)
+    forget, retain = texts([expert], 2), texts([expert], 2, seed=1)
+    with pytest.raises(LayerError, match=rf"no selected layer is left to .*'routing.experts.2.up'.* {why}"):
+        fit(WordMixture(), forget, retain, init="zero", recipe=recipe, memory=memory)

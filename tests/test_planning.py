@@ -5,7 +5,7 @@ import torch
 
 from decoders import decoder, padded, sentences
 from networks import convolution_net
-from unmerge import Recipe, plan
+from unmerge import Recipe, collect, fit, plan
 from unmerge.errors import DataError
 from unmerge.planning import Cost, bytes_of, plan_within
 
@@ -83,3 +83,25 @@ def test_a_plan_prints_its_passes():
     )
     assert "model.layers.0.mlp.gate_proj, model.layers.0.mlp.up_proj and" in text
     assert [entry["layers"] for entry in halves.to_dict()["passes"]] == [group.layers for group in halves.groups]
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_the_class_sums_of_both_sides_are_counted(whole):
+    wide, labels = 6, torch.arange(60) % 20
+    model, inputs = torch.nn.Linear(wide, 20), torch.randn(60, wide)
+    forget, retain = ([(inputs[part], labels[part])] for part in (labels < 2, labels >= 2))
+    if whole:
+        retain = collect(model, retain)
+    recipe = Recipe(layers=[""], basis="lda")
+    (cost,) = plan(model, recipe, data=forget, retain=retain).groups[0].costs
+    gram, class_sum = 4 * wide**2, 8 * (wide + 1)
+    assert cost.solving == 2 * gram + (2 + 18) * class_sum
+    assert cost.reading == 3 * gram + (2 + 18 + 18) * class_sum, "and those of the control"
+    edit = fit(model, forget, retain, init="zero", recipe=recipe, memory="1MB", on_verdict="ignore")
+    (group,) = edit.provenance["plan"]["passes"]
+    assert group["bytes"] == cost.solving + cost.working
+    held = [collect(model, forget), retain if whole else collect(model, retain)]
+    layers = [part[""] for part in held]
+    assert cost.solving == sum(
+        part.moments.gram.nbytes + part.class_sums.nbytes + part.class_rows.nbytes for part in layers
+    )

@@ -15,6 +15,7 @@ from networks import batched, cnn, convolution_net, hf_vit, mlp, samples, split
 from unmerge import Moments, Recipe, Statistics, collect, fit
 from unmerge.errors import FileError, StatisticsError
 from unmerge.files import read_tensors, write_tensors
+from unmerge.request import pair_of
 
 LABELS = [3, 0, 1, 0, 3, 1, 1, 0, 3, 3, 0, 1]
 
@@ -294,3 +295,34 @@ def test_a_header_that_was_changed_by_hand_is_a_file_error(tmp_path):
     path.write_bytes(struct.pack("<Q", len(changed)) + changed + raw[8 + size :])
     with pytest.raises(FileError, match="changed after it was written"):
         Statistics.load(path)
+
+
+def devices(statistics: Statistics) -> dict[str, str]:
+    return {name: layer.device.type for name, layer in statistics.layers.items()}
+
+
+def test_statistics_of_a_model_on_several_devices_meet_layer_by_layer():
+    """Loaded statistics are on the CPU; the meta device stands for a second GPU."""
+    model, data = mlp(), samples((6,), LABELS)
+    forget, retain = (collect(model, [part], ["0", "2", "4"]) for part in split(data, [3]))
+    places = {"0": torch.device("cpu"), "2": torch.device("meta"), "4": torch.device("cpu")}
+    expected = {"0": "cpu", "2": "meta", "4": "cpu"}
+    spread = forget.at(places)
+    assert devices(spread) == devices(retain.beside(spread)) == expected
+    assert retain.beside(forget) is retain, "nothing to move"
+    for found in (spread + retain, spread.without_classes() + retain.without_classes()):
+        assert devices(found) == expected
+    request = pair_of(spread, retain, Recipe(basis="lda"))
+    assert request.retain is not None
+    assert devices(request.retain) == expected
+    assert request.retain["2"].class_sums.is_meta
+    assert_same((spread + retain)["0"].moments, (forget + retain)["0"].moments)
+
+
+def test_layers_that_share_their_statistics_share_them_on_another_device():
+    model = hf_vit()
+    found = collect(model, [samples((3, 8, 8), LABELS)])
+    assert len({id(layer) for layer in found.layers.values()}) < len(found.layers)
+    moved = found.to("meta")
+    assert set(devices(moved).values()) == {"meta"}
+    assert moved.probe.leader == found.probe.leader

@@ -6,6 +6,7 @@ import torch
 from decoders import KINDS, decoder, padded, sentences
 from tokenizers_at_hand import tokenizer
 from unmerge import collect, tokens
+from unmerge.batches import mask_of
 from unmerge.errors import DataError
 
 RECORDS = [
@@ -27,7 +28,7 @@ def test_answers_and_questions_of_the_chat_template(side):
     for row, record in enumerate(RECORDS):
         question, answer = (decoded(coder, batch, make(batch), row) for make in (tokens.question, tokens.answer))
         assert question == f"<|user|>{record['question']}<|assistant|>"
-        assert answer == record["answer"].strip() + "</s>\n"
+        assert answer == record["answer"].strip() + "</s>"
         assert batch["position_ids"][row][batch["attention_mask"][row].bool()].tolist() == list(
             range(int(batch["attention_mask"][row].sum()))
         )
@@ -36,6 +37,21 @@ def test_answers_and_questions_of_the_chat_template(side):
     assert not (counted & (batch["attention_mask"] == 0)).any()
     assert "group" not in batch
     assert "subject" not in batch
+
+
+@pytest.mark.parametrize("answer", ["s", "/s", "user"])
+def test_an_answer_is_not_found_in_the_templates_own_words(answer):
+    coder = tokenizer()
+    (batch,) = tokens.encode(coder, [{"question": "Which letter, s or user?", "answer": answer}])
+    assert decoded(coder, batch, tokens.answer(batch), 0) == answer + "</s>"
+
+
+def test_a_mask_never_counts_padding():
+    coder = tokenizer()
+    (batch,) = tokens.encode(coder, RECORDS)
+    everything = torch.ones_like(batch["input_ids"])
+    assert torch.equal(mask_of(batch, lambda _: everything), batch["attention_mask"].bool())
+    assert torch.equal(mask_of({**batch, "mine": everything}, "mine"), batch["attention_mask"].bool())
 
 
 def test_a_plain_template_ends_with_the_end_of_sequence():

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import unmerge
+from mixtures import WordMixture, texts
 from unmerge import Edit, Recipe, Statistics
 from unmerge.bench.digits import Split, load_digits, train
 from unmerge.errors import DataError, RecipeError, StatisticsError, UnmergeWarning
@@ -155,6 +156,52 @@ def test_a_verdict_prints_its_numbers_and_its_sentence() -> None:
     assert sentence == found.sentence
     assert "directions of its own" in sentence
     assert "not calibrated: pass control=" in str(verdict_of(layer, None, {"a": 0.25}, samples=50))
+
+
+def test_layers_that_the_control_has_not_reached_are_not_compared() -> None:
+    layers = {"a": Separability(0.4, 0.0), "b": Separability(0.9, 0.0)}
+    found = verdict_of(layers, {"a": Separability(0.1, 0.0)}, {"a": 0.0, "b": 0.5}, samples=100)
+    assert (found.separability, found.control) == (pytest.approx(0.4), pytest.approx(0.1))
+    assert found.ratio == pytest.approx(4)
+    assert found.shift == pytest.approx(50), "needs no control"
+    assert verdict_of(layers, {}, {"a": 0.5}, samples=100).ratio is None
+
+
+EXPERT_0 = ["routing.experts.0.up", "routing.experts.0.down"]
+
+
+def with_a_rare_expert() -> tuple[nn.Module, list[Any], list[Any]]:
+    """A mixture, and data in which expert 0 is common in forget and in one retain sample alone."""
+    forget, retain = texts([0, 1], 2), texts([1, 2], 20, seed=1)
+    retain[-1]["input_ids"][-1] %= 10
+    return WordMixture(), forget, retain
+
+
+@pytest.mark.filterwarnings("ignore:the request looks:unmerge.errors.UnmergeWarning")
+def test_an_expert_that_the_control_misses_is_edited_without_it() -> None:
+    model, forget, retain = with_a_rare_expert()
+    recipe = Recipe(layers="re:experts", rank=2, retain_rank=2)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        edit = unmerge.fit(model, forget, retain, init="zero", recipe=recipe)
+    assert set(EXPERT_0) < set(edit.layers)
+    assert edit.provenance["verdict"]["ratio"] is not None
+    assert not any("experts.0" in str(warning.message) for warning in told)
+    # The same without the rare expert: it does not count.
+    others = unmerge.fit(model, forget, retain, init="zero", recipe=recipe.but(layers=r"re:experts\.1"))
+    found, expected = (each.provenance["verdict"] for each in (edit, others))
+    assert (found["ratio"], found["separability"]) == (expected["ratio"], expected["separability"])
+
+
+@pytest.mark.filterwarnings("ignore:the request looks:unmerge.errors.UnmergeWarning")
+def test_a_control_that_reaches_no_layer_is_none() -> None:
+    model, forget, retain = with_a_rare_expert()
+    recipe = Recipe(layers=r"re:experts\.0", rank=2, retain_rank=2)
+    edit = unmerge.fit(model, forget, retain, init="zero", recipe=recipe)
+    assert list(edit.layers) == EXPERT_0
+    assert edit.provenance["verdict"]["ratio"] is None
+    diagnosis = unmerge.diagnose(forget, retain, model, recipe=recipe)
+    assert diagnosis.verdict.ratio is None
 
 
 # fit heeds it

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from unmerge import shifts
+from unmerge.counting import Counting
 from unmerge.errors import DataError
 from unmerge.experts import Routed
 from unmerge.moments import Moments
@@ -35,24 +36,32 @@ class BatchFacts:
     codes: Tensor | None  # for each sample the place of its class in `Statistics.classes`
     present: tuple[int, ...]  # the codes that occur
     classes: int  # how many there are so far
-    mask: Tensor | None  # (samples, positions): which count
+    counting: Counting | None  # which positions count; None: all
     number: int = 0  # the place of the batch in the data
+
+    @property
+    def tells_rows_apart(self) -> bool:
+        """Whether it matters which sample and position a row is of."""
+        return self.codes is not None or self.counting is not None
 
     def to(self, device: torch.device) -> BatchFacts:
         """The same on a layer's device, where a model is spread over several."""
-        codes, mask = (None if values is None else values.to(device) for values in (self.codes, self.mask))
-        return replace(self, codes=codes, mask=mask)
+        codes = None if self.codes is None else self.codes.to(device)
+        counting = None if self.counting is None else self.counting.to(device)
+        return replace(self, codes=codes, counting=counting)
 
     def of(self, routed: Routed) -> BatchFacts:
         """The same of some tokens, each a sample of its own."""
-        if routed.tokens % self.size or (self.mask is not None and self.mask.numel() != routed.tokens):
+        assert routed.rows is not None
+        mask = None if self.counting is None else self.counting.mask
+        if routed.tokens % self.size or (mask is not None and mask.numel() != routed.tokens):
             raise DataError(
                 f"an expert's layer sees some of {routed.tokens} tokens, which do not fit {self.size} samples"
-                + ("." if self.mask is None else f" and a mask of shape {tuple(self.mask.shape)}.")
+                + ("." if mask is None else f" and a mask of shape {tuple(mask.shape)}.")
             )
         codes = None if self.codes is None else self.codes[routed.rows // (routed.tokens // self.size)]
-        mask = None if self.mask is None else self.mask.reshape(-1, 1)[routed.rows]
-        return replace(self, size=len(routed.rows), codes=codes, mask=mask)
+        counting = None if mask is None else Counting.of(mask.reshape(-1, 1)[routed.rows])
+        return replace(self, size=len(routed.rows), codes=codes, counting=counting)
 
 
 def _nothing() -> Tensor:
@@ -68,6 +77,19 @@ class LayerStatistics:
     class_sums: Tensor = field(default_factory=_nothing)  # Σx of each class, (classes, ..., features), float64
     class_moments: dict[int, Moments] = field(default_factory=dict)  # by place of the class
     sample: Tensor | None = None  # some rows, drawn at random
+
+    @property
+    def device(self) -> torch.device:
+        return self.moments.mean.device
+
+    def to(self, device: torch.device | str) -> LayerStatistics:
+        return LayerStatistics(
+            self.moments.to(device),
+            self.class_rows.to(device),
+            self.class_sums.to(device),
+            {code: moments.to(device) for code, moments in self.class_moments.items()},
+            None if self.sample is None else self.sample.to(device),
+        )
 
 
 def of_classes(moments: dict[int, Moments], classes: int) -> LayerStatistics:
@@ -108,8 +130,10 @@ class Accumulator:
         return torch.stack(counted).all() if counted else torch.tensor(True)
 
     def add(self, inputs: Tensor, facts: BatchFacts) -> None:
+        if inputs.numel() == 0:  # an expert that is called without a token
+            return
         if self._by_shift is None:
-            bounded = self._reservoir is not None or self._max_points is not None or facts.mask is not None
+            bounded = self._reservoir is not None or self._max_points is not None or facts.counting is not None
             self._by_shift = not bounded and shifts.applies(self._module, inputs)
         if self._by_shift:
             self._add_by_shift(inputs, facts)
@@ -149,12 +173,12 @@ class Accumulator:
             samples, places = rows.shape[-3:-1]
             codes = self._codes(facts, len(inputs) if inputs.dim() > 1 else 1)
             codes = None if codes is None else codes[part]
-            keep = self._kept(facts, part, len(inputs), places)
+            keep, kept_rows = self._kept(facts, part, len(inputs), places)
             flat = rows.flatten(-3, -2)
             row_codes = codes.repeat_interleave(places) if codes is not None and self._full else None
-            if keep is not None:
-                flat = flat[..., keep.flatten(), :]
-                row_codes = None if row_codes is None else row_codes[keep.flatten()]
+            if kept_rows is not None:
+                flat = flat[..., kept_rows, :]
+                row_codes = None if row_codes is None else row_codes[kept_rows]
             if self._max_points is not None:
                 flat = flat[..., : self._max_points - self._rows, :]
                 row_codes = None if row_codes is None else row_codes[: flat.shape[-2]]
@@ -190,18 +214,19 @@ class Accumulator:
         repeats = leading // facts.size
         return facts.codes if repeats == 1 else facts.codes.repeat_interleave(repeats)
 
-    def _kept(self, facts: BatchFacts, part: slice, leading: int, places: int) -> Tensor | None:
-        if facts.mask is None:
-            return None
-        mask = facts.mask.flatten(1)
+    def _kept(self, facts: BatchFacts, part: slice, leading: int, places: int) -> tuple[Tensor | None, Tensor | None]:
+        """The mask of a part of the batch, and the places of the rows that it counts; None where all count."""
+        if facts.counting is None:
+            return None, None
+        mask = facts.counting.mask.flatten(1)
         if mask.shape == (leading, places):
-            return mask[part]
+            return mask[part], facts.counting.rows(part, places)
         if places == 1 and leading == mask.numel():
-            return mask.reshape(-1, 1)[part]
+            return mask.reshape(-1, 1)[part], facts.counting.rows(part, places)
         if places == 1 and leading == facts.size:
-            return None  # one row a sample: a pooled layer, where positions are gone
+            return None, None  # one row a sample: a pooled layer, where positions are gone
         raise DataError(
-            f"the mask has shape {tuple(facts.mask.shape)}, but a layer has {leading} x {places} rows. "
+            f"the mask has shape {tuple(facts.counting.mask.shape)}, but a layer has {leading} x {places} rows. "
             "Pass mask= with one entry for each position, or leave the layer out."
         )
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from unmerge.eigen import top_eigenpairs
+from unmerge.errors import StatisticsError
 from unmerge.orthonormal import NEGLIGIBLE, orthonormal_rows, outside, spanning, thin_qr
 
 # Below this share of the largest eigenvalue there is only rounding.
@@ -115,7 +116,14 @@ def ridged_factor(matrix: Tensor, ridge: float) -> Tensor:
     mean = system.diagonal().mean()
     # Without any ridge a rank-deficient scatter has no factor; rounding needs this much.
     system.diagonal().add_(max(ridge, 1e-10) * mean.clamp_min(torch.finfo(torch.float64).tiny))
-    return torch.linalg.cholesky(system)
+    try:
+        return torch.linalg.cholesky(system)
+    except torch.linalg.LinAlgError as error:
+        if not matrix.isfinite().all():
+            raise StatisticsError("these statistics are of no data: a scatter holds NaN or infinite values.") from error
+        raise StatisticsError(
+            f"a layer's inputs vary in too few directions to be inverted ({error}). Raise the recipe's ridge={ridge}."
+        ) from error
 
 
 def factor_solve(factor: Tensor, right: Tensor) -> Tensor:

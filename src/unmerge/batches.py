@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from inspect import signature
 from typing import Any, TypeVar
 
@@ -64,16 +64,19 @@ def labels_of(batch: Any) -> Tensor | None:
 
 
 def mask_of(batch: Any, mask: Mask) -> Tensor | None:
-    """Which positions count: `mask(batch)`, the entry of that name, else a mapping's 2-D attention_mask."""
-    if callable(mask):
-        return mask(batch).bool()
-    if mask is not None:
-        if not isinstance(batch, Mapping) or mask not in batch:
-            found = list(batch) if isinstance(batch, Mapping) else type(batch).__name__
-            raise DataError(f"mask={mask!r} names an entry of the batch, which has {found}.")
-        return batch[mask].bool()
+    """Which positions count: of a mapping's 2-D attention_mask, those of `mask(batch)` or the entry of that name."""
     attention = batch.get("attention_mask") if isinstance(batch, Mapping) else None
-    return attention.bool() if isinstance(attention, Tensor) and attention.dim() == 2 else None
+    real = attention.bool() if isinstance(attention, Tensor) and attention.dim() == 2 else None
+    if mask is None:
+        return real
+    if callable(mask):
+        chosen = mask(batch).bool()
+    elif isinstance(batch, Mapping) and mask in batch:
+        chosen = batch[mask].bool()
+    else:
+        found = list(batch) if isinstance(batch, Mapping) else type(batch).__name__
+        raise DataError(f"mask={mask!r} names an entry of the batch, which has {found}.")
+    return chosen & real if real is not None and real.shape == chosen.shape else chosen
 
 
 def map_tensors(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
@@ -114,7 +117,9 @@ def feed(model: nn.Module, batch: Any, forward: Forward | None = None) -> Any:
 def _with_positions(model: nn.Module, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
     """The inputs of a language model with the positions that left padding would shift."""
     mask = inputs.get("attention_mask")
-    if "position_ids" in inputs or not isinstance(mask, Tensor) or mask.dim() != 2 or bool(mask[:, 0].all()):
+    if "position_ids" in inputs or not isinstance(mask, Tensor) or mask.dim() != 2:
+        return inputs
+    if not mask.is_cuda and mask[:, 0].all():  # nothing is shifted; on a GPU to ask would be to wait
         return inputs
     takes_positions = "position_ids" in signature(model.forward).parameters
     return {**inputs, "position_ids": positions(mask)} if takes_positions else inputs
@@ -159,11 +164,19 @@ def batches(data: Iterable[Any], what: str) -> Iterator[Any]:
     """The batches of `data`, with a progress bar on a terminal; at least one."""
     check_iterable(data, what)
     count = 0
-    for batch in progress(data, what, len(data) if isinstance(data, Sized) else None):
+    for batch in progress(data, what, length_of(data)):
         yield batch
         count += 1
     if count == 0:
         raise no_batch(what)
+
+
+def length_of(data: Any) -> int | None:
+    """How many batches there are, where the data says so; a loader of a stream does not."""
+    try:
+        return len(data)
+    except TypeError:
+        return None
 
 
 def progress(data: Iterable[Item], what: str, total: int | None) -> Iterable[Item]:

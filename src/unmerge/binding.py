@@ -44,6 +44,10 @@ def check_shapes(edit: Edit, state: Mapping[str, Tensor]) -> None:
     ]
     if shapes:
         raise EditError(f"{listing(shapes)} have other shapes in this model than in the one that was fitted.")
+    if edit.removed and edit.head is not None:
+        rows = len(state[tensor_name(edit.head, "bias")])
+        if max(edit.removed) >= rows:
+            raise EditError(f"this edit removes the rows {list(edit.removed)} of {edit.head!r}, which has {rows}.")
 
 
 def check_whole(edit: Edit) -> None:

@@ -22,7 +22,7 @@ from unmerge.batches import (
     on_device,
 )
 from unmerge.distributed import alone, exchange, together
-from unmerge.errors import DataError
+from unmerge.errors import DataError, LayerError, reasons, warn
 from unmerge.fingerprint import fingerprint, state_of
 from unmerge.layers import Selection, select
 from unmerge.ledger import as_collected
@@ -43,6 +43,7 @@ class View:
     selection: Selection
     probe: Probe | None = None  # None: the pass looks for itself
     has_labels: bool = False  # whether those samples had labels
+    tells: bool = True  # whether to warn of layers that are left out
 
     def only(self, names: Sequence[str], with_left_out: bool) -> View:
         """The same of some layers; what was left out is told with one part alone."""
@@ -117,6 +118,10 @@ def collect(
             found = _read(model, data, view, keep, mask, forward, what)
         else:
             found = _read_in_parts(model, data, view, keep, mask, forward, what, bytes_of(memory))
+    if found.left_out and view.tells:
+        warn(f"left out: {reasons(found.left_out)}.")
+    if not found.layers and not isinstance(layers, View):  # a view may be a part of what is collected
+        raise LayerError(f"no selected layer is left to collect: {reasons(found.left_out)}.")
     if known is not None:
         found.left_out = {**known.left_out, **found.left_out}
     return found
@@ -125,6 +130,8 @@ def collect(
 def _read(
     model: nn.Module, data: Iterable[Any], view: View, keep: Keep, mask: Mask, forward: Forward | None, what: str
 ) -> Statistics:
+    if not view.selection.names:
+        return Statistics({}, 0, view.weights)
     bounded = keep.max_points is not None  # the first rows are the same for all, and few
     reading = Reading(model, data, what, forward, whole=bounded)
     seen = looked(model, view, reading.few, forward).probe
@@ -153,8 +160,8 @@ def _read_in_parts(
     view = looked(model, view, Reading(model, data, what).few, forward)
     assert view.probe is not None
     classes = len(distinct_labels(data)) if view.has_labels else 0
-    grams = Grams(reading=classes + 1 if keep.full else 1, rows=keep.sample)
-    costs = costs_of(model, view.selection.names, view.probe.leader, grams, classes=classes)
+    grams = Grams(classes + 1 if keep.full else 1, rows=keep.sample, sums_reading=classes, sums_solving=classes)
+    costs = costs_of(model, view.selection.names, view.probe.leader, grams)
     groups = plan_within(costs, memory).groups
     if device_of(model).type == "cpu" and len(groups) > 1:
         raise DataError(
@@ -169,9 +176,11 @@ def _read_in_parts(
 
 
 def distinct_labels(data: Iterable[Any]) -> set[int]:
-    """The class labels of some batches, read without a forward pass."""
+    """The class labels of some batches, read without a forward pass; all batches have them, or none has."""
     found: set[int] = set()
     for batch in data:
         labels = labels_of(batch)
-        found |= set() if labels is None else set(torch.unique(labels).tolist())
+        if labels is None:
+            break
+        found |= set(torch.unique(labels).tolist())
     return set().union(*exchange(sorted(found)))

@@ -181,7 +181,8 @@ def _diagnose(
         found = {
             name: _layer(request, name, model, vectors.of(name), recipe, strength, name in edited) for name in names
         }
-        random = None if others is None else {name: separability(others.pools(name)) for name in edited}
+        reached = [] if others is None else [name for name in edited if name in others.statistics.layers]
+        random = {name: separability(others.pools(name)) for name in reached} if others is not None else None
     verdict = verdict_of(
         {name: found[name].separability for name in edited},
         random,

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import wraps
@@ -30,6 +31,7 @@ class _State:
     alone: bool = False
     together: bool = False
     control: tuple[Any, Any] | None = None  # the default group, and the gloo group beside it
+    timeout: timedelta | None = None
 
 
 _state = _State()
@@ -48,7 +50,8 @@ def start(timeout: float = 1800.0) -> torch.device:
     if "WORLD_SIZE" in os.environ and not dist.is_initialized():
         # NCCL gives no device to two processes.
         shared = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) > devices
-        dist.init_process_group("gloo" if shared else "nccl", timeout=timedelta(seconds=timeout))
+        _state.timeout = timedelta(seconds=timeout)
+        dist.init_process_group("gloo" if shared else "nccl", timeout=_state.timeout)
     return device
 
 
@@ -135,14 +138,13 @@ def agreed(value: Value, what: str) -> Value:
 
 
 def from_first(value: Value | None) -> Value | None:
-    """The value of the first process that has one, in all of them."""
-    source = next((place for place, has in enumerate(exchange(value is not None)) if has), None)
-    if size() == 1 or source is None:
+    """The value, of any kind, of the first process that has one, in all of them."""
+    if size() == 1:
         return value
-    box = [value]
-    with _answering():
-        dist.broadcast_object_list(box, src=source, group=_control())
-    return box[0]
+    content = b"" if value is None else pickle.dumps(value)  # before the others are told that it comes
+    sizes = exchange(len(content))
+    source = next((place for place, length in enumerate(sizes) if length), None)
+    return None if source is None else _sent(content, source, sizes[source])
 
 
 def same_everywhere(value: Value) -> Value:
@@ -154,13 +156,10 @@ def same_everywhere(value: Value) -> Value:
 
 def gathered(value: Value) -> list[Value]:
     """The values of any kind that the processes give, by rank."""
-    exchange(None)
     if size() == 1:
         return [value]
-    found: list[Any] = [None] * size()
-    with _answering():
-        dist.all_gather_object(found, value, group=_control())
-    return found
+    content = pickle.dumps(value)
+    return [_sent(content, place, length) for place, length in enumerate(exchange(len(content)))]
 
 
 def add_up_(tensor: Tensor) -> Tensor:
@@ -179,6 +178,14 @@ def copy_first_(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def _sent(content: bytes, source: int, length: int) -> Any:
+    """One process's value in all of them; only these processes have written it."""
+    box = torch.frombuffer(bytearray(content if rank() == source else length), dtype=torch.uint8)
+    with _answering():
+        dist.broadcast(box, src=source, group=_control())
+    return pickle.loads(box.numpy().tobytes())
+
+
 def _group_of(tensor: Tensor) -> Any:
     """NCCL moves what is on a GPU; gloo, which moves everything, the rest."""
     return None if tensor.is_cuda else _control()
@@ -190,7 +197,7 @@ def _control() -> Any:
     if dist.get_backend() == "gloo":
         return default
     if _state.control is None or _state.control[0] is not default:
-        _state.control = (default, dist.new_group(backend="gloo"))
+        _state.control = (default, dist.new_group(backend="gloo", timeout=_state.timeout))
     return _state.control[1]
 
 
@@ -211,10 +218,8 @@ def _exchange(entry: dict[str, Any]) -> list[dict[str, Any]]:
             entries.append({"gone": True})
     text = json.dumps(entries)
     for place in range(1, dist.get_world_size()):
-        try:
+        with suppress(RuntimeError):  # it is gone, as the others are told
             _send(text, place, group)
-        except RuntimeError:
-            continue  # it is gone, as the others are told
     return entries
 
 
@@ -229,7 +234,7 @@ def _receive(place: int, group: Any) -> str:
     dist.recv(length, place, group=group)
     content = torch.zeros(int(length), dtype=torch.uint8)
     dist.recv(content, place, group=group)
-    return bytes(content.tolist()).decode()
+    return content.numpy().tobytes().decode()
 
 
 def _gone(who: str) -> RankError:

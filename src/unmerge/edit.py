@@ -21,7 +21,6 @@ from unmerge.distributed import is_first
 from unmerge.errors import EditError, FileError, RecipeError, listing, warn
 from unmerge.files import put_json, put_tensors, read_tensors, replacing
 from unmerge.fingerprint import state_of
-from unmerge.forms import check_fields
 from unmerge.layers import tensor_name, weight_in
 from unmerge.normalization import evaluating, norm_inputs, norms_behind
 from unmerge.normalization import recalibrate as recalibrate_norms
@@ -29,20 +28,10 @@ from unmerge.reading import Reading
 from unmerge.recipe import Recipe
 from unmerge.rewriting import rewritten, surviving_share
 from unmerge.sharded import Whole, is_finite, split_like
+from unmerge.stored import LAYER_FACTS, check_edit
 from unmerge.tables import html_table
 
 KIND = "edit"
-# What a file holds: of the edit, and of a layer beside its tensors.
-_FACTS = {
-    "alpha": float | None,
-    "head": str | None,
-    "removed": list[int],
-    "weights": dict[str, str],
-    "provenance": dict[str, Any],
-    "recipe": dict[str, Any],
-    "layers": dict[str, dict[str, Any]],
-}
-_LAYER_FACTS = {"shift_to": str | None, "transposed": bool, "beyond_lora": str | None}
 
 
 @dataclass(frozen=True)
@@ -214,15 +203,13 @@ class Edit:
     def from_dict(cls, header: Mapping[str, Any], tensors: Mapping[str, Tensor], source: Path) -> Edit:
         """The edit of `to_dict`'s values and the tensors that belong to it, as read from `source`."""
         try:
-            check_fields(header, _FACTS)
-            for name, entry in header["layers"].items():
-                check_fields(entry, _LAYER_FACTS, f"layer {name!r}")
+            check_edit(header)
             layers = {
                 name: LayerEdit(
                     tensors[f"{name}:B"],
                     tensors[f"{name}:Q"],
                     tensors.get(f"{name}:shift"),
-                    **{fact: entry[fact] for fact in _LAYER_FACTS},
+                    **{fact: entry[fact] for fact in LAYER_FACTS},
                 )
                 for name, entry in header["layers"].items()
             }
@@ -241,7 +228,7 @@ class Edit:
             "head": self.head,
             "removed": list(self.removed),
             "layers": {
-                name: {"rank": layer.rank, **{fact: getattr(layer, fact) for fact in _LAYER_FACTS}}
+                name: {"rank": layer.rank, **{fact: getattr(layer, fact) for fact in LAYER_FACTS}}
                 for name, layer in self.layers.items()
             },
             "weights": self.weights,

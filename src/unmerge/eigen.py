@@ -69,6 +69,8 @@ def swept(multiply: Product, rank: int, like: Tensor, start: Tensor | None = Non
     for _ in range(_SWEEPS):
         block = orthonormal_columns(multiply(block))
     small = (block.mT @ multiply(block)).double().cpu()
+    if not small.isfinite().all():  # as of a matrix of zeros
+        return None
     values, rotation = torch.linalg.eigh((small + small.mT) / 2)
     # What is missing of a direction shrinks with each sweep by the squared ratio of the next value to its own.
     last, next_one = values[-rank], values[width // 4]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 
 class UnmergeError(ValueError):
@@ -64,6 +64,14 @@ def listing(names: Iterable[str], limit: int = 8) -> str:
     names = list(names)
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more
+
+
+def reasons(left_out: Mapping[str, str]) -> str:
+    """What was left out and why, for a message: each reason once."""
+    names: dict[str, list[str]] = {}
+    for name, reason in left_out.items():
+        names.setdefault(reason, []).append(repr(name))
+    return "; ".join(f"{listing(those)} {reason}" for reason, those in names.items())
 
 
 def warn(message: str) -> None:

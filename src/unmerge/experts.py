@@ -24,7 +24,7 @@ _TOLERANCE = 5e-2  # of half precision; a layer of another kind is off by more
 class Routed(NamedTuple):
     """Which tokens of a batch a layer's rows are."""
 
-    rows: Tensor  # places among all tokens, sample by sample
+    rows: Tensor | None  # places among all tokens, sample by sample; None where that is not known
     tokens: int  # how many there are
 
 
@@ -141,7 +141,7 @@ def expert_modules(model: nn.Module) -> dict[str, str]:
 def expert_with(layer: str, experts: Collection[str]) -> str | None:
     """The expert among some that are modules in which a layer stands."""
     parts = layer.split(".")
-    above = (".".join(parts[:count]) for count in range(1, len(parts)))
+    above = (".".join(parts[:count]) for count in range(1, len(parts) + 1))
     return next((name for name in above if name in experts), None)
 
 

@@ -20,6 +20,8 @@ from unmerge.fingerprint import differences, fingerprint
 from unmerge.forms import check_fields
 from unmerge.leftovers import sweep, unfinished
 
+_LONGEST_NAME = 200  # of a shard
+
 
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
@@ -126,7 +128,11 @@ def read_weight_map(index: Path) -> dict[str, str]:
     except TypeError as error:
         raise FileError(f"{index} is no checkpoint index: {error}.") from error
     places: dict[str, str] = found["weight_map"]
-    outside = [file for file in sorted(set(places.values())) if Path(file).name != file or set(file) & set("\\:\0")]
+    outside = [
+        file[:_LONGEST_NAME]
+        for file in sorted(set(places.values()))
+        if Path(file).name != file or set(file) & set("\\:\0") or len(file) > _LONGEST_NAME
+    ]
     if outside:
         raise FileError(f"{index} names files outside its directory: {listing(outside)}.")
     return places

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from unmerge.errors import FileError
-from unmerge.offloading import with_offloaded
+from unmerge.offloading import Offloaded, with_offloaded
 from unmerge.sharded import is_split, settle, whole
 
 _CHECKSUM = re.compile(r"(?P<dtype>\w{1,20})\[(?P<sizes>(\d{1,18}(, \d{1,18}){0,15})?)\]:[0-9a-f]{16}")
@@ -20,11 +20,12 @@ _SMALL = {"cpu": 1 << 14, "cuda": 1 << 20}  # up to which many tensors are summe
 
 def fingerprint(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """A checksum a tensor: its type, shape and a 64-bit sum of its bits, each weighted by its place."""
-    split = {name: tensor for name, tensor in tensors.items() if is_split(tensor)}
-    if split:
-        found = fingerprint({name: tensor for name, tensor in tensors.items() if name not in split})
-        for name, tensor in split.items():  # one at a time: all of them may not fit
-            found |= fingerprint({name: whole(tensor.detach())})
+    placed = tensors.placed if isinstance(tensors, Offloaded) else tensors
+    apart = [name for name, tensor in placed.items() if is_split(tensor) or (placed is not tensors and tensor.is_meta)]
+    if apart:
+        found = fingerprint({name: placed[name] for name in placed if name not in set(apart)})
+        for name in apart:  # one at a time: all of them may not fit
+            found |= fingerprint({name: whole(tensors[name].detach())})
         return {name: found[name] for name in tensors}
     words = {name: _words(tensor.detach()) for name, tensor in tensors.items()}
     sums = dict.fromkeys(words, 0)
@@ -51,8 +52,8 @@ def kind_of(checksum: str) -> tuple[torch.dtype, tuple[int, ...]]:
     return dtype, tuple(int(size) for size in found["sizes"].split(",") if size)
 
 
-def state_of(model: nn.Module) -> dict[str, Tensor]:
-    """Every parameter and buffer of a model, also those that state_dict leaves out."""
+def state_of(model: nn.Module) -> Mapping[str, Tensor]:
+    """Every parameter and buffer of a model, also what state_dict leaves out; offloaded ones are read when asked."""
     settle(model)
     state: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
     state.update(model.named_buffers(remove_duplicate=False))

@@ -72,7 +72,7 @@ def _by_owner(names: Sequence[str]) -> dict[str, set[str]]:
     return found
 
 
-def _module_hook(name: str, hook: Hook, tokens: dict[str, Routed | None]) -> Callable[..., None]:
+def _module_hook(name: str, hook: Hook, tokens: dict[str, Routed]) -> Callable[..., None]:
     def call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
         given: Tensor = args[0] if args else kwargs["x" if "x" in kwargs else "input"]
         # Autocast would turn float32 products inside the hook into half precision.
@@ -101,7 +101,7 @@ def _slices_hook(owner: str, module: nn.Module, wanted: set[str], hook: Hook) ->
 
 
 @contextmanager
-def _followed(model: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Routed | None]]:
+def _followed(model: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Routed]]:
     """For each layer inside an expert that is a module, the tokens that the expert was called with."""
     inside: dict[str, list[str]] = defaultdict(list)
     routers = expert_modules(model)
@@ -109,7 +109,7 @@ def _followed(model: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Rout
         expert = expert_with(name, routers)
         if expert is not None:
             inside[expert].append(name)
-    found: dict[str, Routed | None] = {}
+    found: dict[str, Routed] = {}
     seen: dict[str, Tensor] = {}  # the hidden states that a router was given, as rows
 
     def note(router: str) -> Callable[..., None]:
@@ -122,9 +122,8 @@ def _followed(model: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Rout
     def follow(expert: str, router: str) -> Callable[..., None]:
         def call(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             given = next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
-            rows = matching_rows(given.reshape(-1, given.shape[-1]), seen[router]) if given.numel() else None
-            routed = None if rows is None else Routed(rows, len(seen[router]))
-            found.update(dict.fromkeys(inside[expert], routed))
+            rows = matching_rows(given.reshape(-1, given.shape[-1]), seen[router])
+            found.update(dict.fromkeys(inside[expert], Routed(rows, len(seen[router]))))
 
         return call
 

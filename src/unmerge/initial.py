@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from unmerge.errors import FileError, InitError, listing
 from unmerge.files import load_weights, read_weight_map
 from unmerge.fingerprint import state_of
 from unmerge.layers import tensor_name, weight_in
+from unmerge.offloading import Chosen
 from unmerge.sharded import Whole
 
 Init = str | Path | Mapping[str, Tensor] | nn.Module
@@ -35,6 +36,22 @@ class TaskVectors(Mapping[str, Tensor]):
         initial = None if self._initial is None else weight_in(self._initial, layer)
         return _difference(weight_in(self._current, layer), initial)
 
+    def has_moved(self, name: str) -> bool:
+        """Whether fine-tuning changed a tensor."""
+        return any(bool((weight - initial).any()) for weight, initial in self._pairs(name))
+
+    def pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Each weight with its initial value, of several experts one after the other: all would take too much."""
+        for name in self:
+            yield from self._pairs(name)
+
+    def _pairs(self, name: str) -> Iterator[tuple[Tensor, Tensor]]:
+        current = self._current[name]
+        initial = torch.zeros_like(current) if self._initial is None else self._initial[name]
+        for mine, theirs in zip(_matrices(current), _matrices(initial), strict=True):
+            weight = _wide(mine)
+            yield weight, theirs.to(weight)
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._current)
 
@@ -42,17 +59,24 @@ class TaskVectors(Mapping[str, Tensor]):
         return len(self._current)
 
 
+def _matrices(weight: Tensor) -> Sequence[Tensor]:
+    """The weights of several experts one by one; any other as it is."""
+    return weight.unbind() if weight.dim() == 3 else (weight,)
+
+
+def _wide(weight: Tensor) -> Tensor:
+    """In half precision a small difference of large weights would be rounding."""
+    return weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
+
+
 def _difference(current: Tensor, initial: Tensor | None) -> Tensor:
-    # Wide, since in half precision a small difference of large weights would be rounding.
-    wide = torch.promote_types(current.dtype, torch.float32)
-    weight = current.detach().to(wide)
-    return weight if initial is None else weight - initial.to(weight.device, wide)
+    weight = _wide(current)
+    return weight if initial is None else weight - initial.to(weight)
 
 
 def initial_weights(model: nn.Module, init: Init, names: Iterable[str]) -> dict[str, Tensor]:
     """The initial value of each named parameter, on its device; zeros for "zero"."""
-    own = state_of(model)
-    wanted = Whole({name: own[name] for name in names})
+    wanted = Whole(Chosen(state_of(model), names))
     given = _checked(init, wanted)
     if given is None:
         return {name: torch.zeros_like(parameter) for name, parameter in wanted.items()}
@@ -66,7 +90,7 @@ def task_vectors(model: nn.Module, init: Init, layers: Iterable[str], with_biase
     wanted = [tensor_name(name, "weight") for name in layers]
     if with_biases:
         wanted += [bias for name in layers if (bias := tensor_name(name, "bias")) in own]
-    current = Whole({name: own[name] for name in wanted})
+    current = Whole(Chosen(own, wanted))
     return TaskVectors(current, _checked(init, current))
 
 
@@ -85,17 +109,26 @@ def _checked(init: Init, wanted: Mapping[str, Tensor]) -> Mapping[str, Tensor] |
     if strange:
         raise InitError(f"init holds no tensor but a {type(given[strange[0]]).__name__} under {listing(strange)}.")
     _check_shapes(given, wanted)
-    broken = [name for name, weight in wanted.items() if not given[name].to(weight.device).isfinite().all()]
+    broken = [name for name, weight in wanted.items() if not _is_finite(given[name], weight.device)]
     if broken:
         raise InitError(f"init holds NaN or infinite values in {listing(broken)}.")
     weights = [name for name, parameter in wanted.items() if parameter.dim() > 1]
-    if weights and all(torch.equal(given[name].to(wanted[name]), wanted[name]) for name in weights):
+    if weights and all(_are_equal(given[name], wanted[name]) for name in weights):
         raise InitError(
             "init has the same weights as the model in every edited layer, so the task vector is zero. "
             'Pass the checkpoint from before fine-tuning, or init="zero"; where fine-tuning changed only some layers, '
             "as an adapter does, select those with Recipe(layers=...)."
         )
     return given
+
+
+def _is_finite(given: Tensor, device: torch.device) -> bool:
+    return all(bool(part.to(device).isfinite().all()) for part in _matrices(given))
+
+
+def _are_equal(given: Tensor, weight: Tensor) -> bool:
+    parts = zip(_matrices(given), _matrices(weight), strict=True)
+    return all(torch.equal(theirs.to(mine), mine) for theirs, mine in parts)
 
 
 def _check_shapes(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
@@ -117,7 +150,7 @@ def _check_shapes(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> 
 
 def _state(init: Any, wanted: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     if isinstance(init, nn.Module):
-        return Whole(init.state_dict())
+        return Whole(state_of(init))
     if isinstance(init, Mapping):
         return init
     if isinstance(init, (str, Path)):

@@ -7,12 +7,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from unmerge.errors import LayerError, listing, suggest
 from unmerge.experts import Slice, slices_of, tensor_and_place
-from unmerge.offloading import identity_of, parameter_of
+from unmerge.offloading import execution_device, identity_of, parameter_of
 from unmerge.recipe import LayerChoice
 from unmerge.shorthands import SYNTAX, expanded, is_shorthand
 
@@ -73,6 +74,15 @@ def layer_of(model: nn.Module, name: str) -> nn.Module:
         return model.get_submodule(name)
     owner, _, part = place[0].rpartition(".")
     return Slice(model.get_submodule(owner), part, place[1])
+
+
+def device_of_layer(model: nn.Module, name: str) -> torch.device:
+    """Where a layer computes: a model may be spread over several devices."""
+    module = layer_of(model, name)
+    device = module.get_parameter("weight").device
+    if device.type != "meta":
+        return device
+    return execution_device(module) or execution_device(model) or device
 
 
 def head_of(model: nn.Module) -> str:

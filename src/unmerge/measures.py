@@ -69,7 +69,7 @@ def answer_probabilities(model: nn.Module, batch: Any, forward: Forward | None =
     counted, targets = tokens.answer(batch)[:, 1:], batch["labels"][:, 1:]
     logits = logits_of(feed(model, batch, forward))
     if logits is None or logits.dim() != 3:
-        raise DataError("the model returned no logits (samples, tokens, vocabulary). Pass forward=, which returns them.")
+        raise DataError("the model returned no logits (samples, tokens, vocabulary). Pass forward= that returns them.")
     rows, columns = counted.nonzero(as_tuple=True)
     # Only the positions whose next token counts: the vocabulary is wide.
     chosen = logits[rows, columns]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -105,11 +106,15 @@ def _check_complete(files: list[_File]) -> None:
     twice = [f"{listing(map(str, paths))} are all shard {n}/{total}" for n, paths in by_number.items() if paths[1:]]
     if twice:
         raise StatisticsError(f"{'; '.join(twice)}: their samples would be counted more than once. Pass each once.")
-    missing = [f"{number}/{total}" for number in range(1, total + 1) if number not in by_number]
-    if missing:
+    count = total - len(by_number)
+    if count:
+        # Not all of them: a file may say that there are more than memory holds.
+        absent = (f"{number}/{total}" for number in range(1, total + 1) if number not in by_number)
+        first = list(itertools.islice(absent, 16))
+        more = f" and {count - len(first)} more" if count > len(first) else ""
         raise StatisticsError(
-            f"{len(missing)} of {total} shards are missing: {listing(missing, 16)}. Write them with "
-            f"`unmerge collect --shard {missing[0]} --out FILE` and pass them too."
+            f"{count} of {total} shards are missing: {', '.join(first)}{more}. Write them with "
+            f"`unmerge collect --shard {first[0]} --out FILE` and pass them too."
         )
 
 

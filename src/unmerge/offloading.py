@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -33,11 +33,51 @@ def identity_of(module: nn.Module, part: str) -> int:
     return id(own) if kept is None else kept.data_ptr()
 
 
-def with_offloaded(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
+class Offloaded(Mapping[str, Tensor]):
+    """A model's tensors by name; what is kept elsewhere is read when it is asked for, since all may not fit."""
+
+    def __init__(self, model: nn.Module, placed: Mapping[str, Tensor]) -> None:
+        self._model = model
+        self.placed = placed  # as the model has them: on the meta device where they are kept elsewhere
+
+    def __getitem__(self, name: str) -> Tensor:
+        own = self.placed[name]
+        return _found(self._model, name) if own.is_meta else own
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.placed)
+
+    def __len__(self) -> int:
+        return len(self.placed)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.placed
+
+
+class Chosen(Mapping[str, Tensor]):
+    """Some of many tensors, each looked up when it is asked for."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], names: Iterable[str]) -> None:
+        self._tensors, self._names = tensors, dict.fromkeys(names)
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+
+def with_offloaded(model: nn.Module, state: dict[str, Tensor]) -> Mapping[str, Tensor]:
     """A model's tensors by name, in place of those on the meta device what is kept for them."""
-    if not any(tensor.is_meta for tensor in state.values()):
-        return state
-    return {name: tensor if not tensor.is_meta else _found(model, name) for name, tensor in state.items()}
+    return Offloaded(model, state) if any(tensor.is_meta for tensor in state.values()) else state
 
 
 def execution_device(model: nn.Module) -> torch.device | None:

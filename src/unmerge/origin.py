@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -34,20 +34,18 @@ def origin_of(weight: Tensor, initial: Tensor, input_basis: Tensor | None = None
     return Origin(cosine(weight, initial).item(), (vector.norm() / norm).item(), outside)
 
 
-def check_origin(weights: Mapping[str, Tensor], task_vectors: Mapping[str, Tensor]) -> None:
-    """Refuse initial weights that the model was not fine-tuned from: their difference is two trainings, not one."""
-    found = {}
-    for name, vector in task_vectors.items():
-        weight = weights[name].detach().to(vector)
-        initial = weight - vector
-        if vector.dim() > 1 and initial.any():
-            found[name] = origin_of(weight, initial)
+def check_origin(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """Refuse initial weights that the model was not fine-tuned from: their difference is two trainings, not one.
+
+    pairs: each weight with its initial value; biases and what began at zero say nothing.
+    """
+    found = [origin_of(weight, initial) for weight, initial in pairs if weight.dim() > 1 and initial.any()]
     if not found:
         return
-    cosines = sorted(origin.cosine for origin in found.values())
+    cosines = sorted(origin.cosine for origin in found)
     middle = cosines[len(cosines) // 2]
     if middle < FOREIGN_COSINE:
-        ratios = sorted(origin.norm_ratio for origin in found.values())
+        ratios = sorted(origin.norm_ratio for origin in found)
         raise InitError(
             f"init does not look like the checkpoint that this model was fine-tuned from: the median cosine of the "
             f"two weights is {middle:.2f} (fine-tuning leaves it near 1, expected at least {FOREIGN_COSINE}), and the "

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import nn
 
-from unmerge.batches import Forward, Mask, check_rereadable, device_of
+from unmerge.batches import Forward, Mask, check_rereadable
 from unmerge.collection import View, distinct_labels, looked, view_of
-from unmerge.layers import head_of, select
+from unmerge.layers import device_of_layer, head_of, select
 from unmerge.normalization import evaluating
 from unmerge.planning import Plan, bytes_of, costs_of, grams_of, plan_within
 from unmerge.reading import Reading
@@ -62,19 +62,22 @@ def plan(
     memory: int | str | None = None,
     data: Iterable[Any] | None = None,
     *,
+    retain: Source | None = None,
     forward: Forward | None = None,
 ) -> Plan:
     """How many passes over the data `fit(..., memory=memory)` makes, and what each takes; print it.
 
     data: the forget batches, of which the first shows which layers share their input and so their statistics; without
     them each layer is counted for itself, and the model may be on the meta device.
+    retain: where its samples have labels, of which each has a sum in every layer, the retain batches or statistics.
     """
     recipe = recipe or Recipe()
     view = View({}, select(model, recipe.layers, recipe.skip_layers))
     if data is not None:
         with evaluating(model):
             view = looked(model, view, Reading(model, data, "plan", forward).few, forward)
-    return _plan(model, recipe, view, _edited(model, recipe, view, None), memory, data, with_verdict=True)
+    classes = (_classes(data), _classes(retain))
+    return _plan(model, recipe, view, _edited(model, recipe, view, None), memory, classes, with_verdict=True)
 
 
 def parts_of(
@@ -93,7 +96,9 @@ def parts_of(
         with evaluating(model):
             view = looked(model, view, Reading(model, forget, "forget", sources.forward).few, sources.forward)
     names = _edited(model, recipe, view, given)
-    found = _plan(model, recipe, view, names, memory, forget, with_verdict)
+    kept = sources.retain if sources.statistics is None else sources.statistics
+    classes = (_classes(sources.forget), _classes(kept))
+    found = _plan(model, recipe, view, names, memory, classes, with_verdict)
     parts = [
         Part(sources, view.only(group.layers, with_left_out=place == 0), tuple(names))
         for place, group in enumerate(found.groups)
@@ -108,11 +113,14 @@ def without_moments(request: Request) -> Request:
 
 def described_together(requests: Sequence[Request]) -> Request:
     """The description of a request whose parts are given without their moments."""
-    first = requests[0]
+    # Those with layers first: what was read of the others may have ended early.
+    first, *others = sorted(requests, key=lambda request: not request.statistics.shift_to)
     sides: Any = {}
     for side in ("forget", "retain", "whole"):
         if getattr(first, side) is not None:
-            sides[side] = joined([getattr(request, side) for request in requests])
+            sides[side] = joined([getattr(request, side) for request in (first, *others)])
+    if first.forget is not None:
+        sides["retain"].left_out = {**sides["forget"].left_out, **sides["retain"].left_out}
     return replace(first, **sides)
 
 
@@ -122,13 +130,19 @@ def _plan(
     view: View,
     names: Sequence[str],
     memory: int | str | None,
-    forget: Iterable[Any] | None,
+    classes: tuple[int, int],
     with_verdict: bool,
 ) -> Plan:
-    classes = len(distinct_labels(forget)) if forget is not None and view.has_labels else 0
     leaders = {} if view.probe is None else view.probe.leader
-    costs = costs_of(model, names, leaders, grams_of(recipe, classes, with_verdict), recipe, classes)
+    costs = costs_of(model, names, leaders, grams_of(recipe, *classes, with_verdict), recipe, classes[0])
     return plan_within(costs, None if memory is None else bytes_of(memory))
+
+
+def _classes(source: Source | None) -> int:
+    """How many labels the samples of one side have."""
+    if isinstance(source, Statistics):
+        return len(source.classes)
+    return 0 if source is None else len(distinct_labels(source))
 
 
 def _edited(model: nn.Module, recipe: Recipe, view: View, given: Statistics | None) -> list[str]:
@@ -138,7 +152,8 @@ def _edited(model: nn.Module, recipe: Recipe, view: View, given: Statistics | No
 
 
 def _part(source: Any, view: View | None, model: nn.Module) -> Any:
-    """Of statistics the layers of the view, on the model's device."""
+    """Of statistics the layers of the view, each where the model computes it."""
     if view is None or not isinstance(source, Statistics):
         return source
-    return source.only(*view.selection.names).to(device_of(model))
+    names = view.selection.names
+    return source.only(*names).at({name: device_of_layer(model, name) for name in names})

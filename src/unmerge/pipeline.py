@@ -17,8 +17,7 @@ from unmerge.batches import Forward, Mask, device_of
 from unmerge.directions import Directions, coefficients_of, directions
 from unmerge.distributed import agreed, copy_first_, same_everywhere, size, together
 from unmerge.edit import Edit, LayerEdit
-from unmerge.errors import DataError, LayerError, RecipeError, listing, warn
-from unmerge.fingerprint import state_of
+from unmerge.errors import DataError, LayerError, RecipeError, listing, reasons, warn
 from unmerge.initial import Init, TaskVectors
 from unmerge.layers import beyond_lora, is_transposed, layer_of, select, tensor_name, weight_matrix
 from unmerge.ledger import as_collected
@@ -28,7 +27,6 @@ from unmerge.parts import Sources, described_together, parts_of, without_moments
 from unmerge.provenance import finished_edit
 from unmerge.recipe import Recipe
 from unmerge.request import Request, Source
-from unmerge.sharded import Whole
 from unmerge.statistics import Statistics
 from unmerge.verdict import Evidence, Verdict
 
@@ -66,33 +64,41 @@ def fit(
     clock = Clock(device_of(model))
     sources = Sources(forget, retain, classes, statistics, mask, forward)
     layers: dict[str, LayerEdit] = {}
+    task_vectors: TaskVectors | None = None
+    asked, names, unchanged = recipe, list[str](), list[str]()
     evidence, verdict, read = Evidence(), None, []
     with as_collected(model, None if sources.given is None else sources.given.weights) as edits_set_aside:
         parts, plan = parts_of(model, sources, recipe, memory, with_verdict=on_verdict != "ignore")
         for part in parts:
             with clock("statistics"):
                 request = part.read(model, recipe)
-            if part is parts[0]:
-                asked, recipe = recipe, request.settled(recipe)
+            if task_vectors is None and request.statistics.layers:
+                recipe = request.settled(recipe)
                 names = list(part.names) or request.layers(model, recipe)
                 task_vectors = initial.task_vectors(model, init, names, with_biases=recipe.bias == "shrink")
                 unchanged = [] if init == "zero" else _unchanged(model, names, task_vectors, request, recipe)
                 names = [name for name in names if name not in unchanged]
                 if check_init and init != "zero":
-                    check_origin(Whole(state_of(model)), task_vectors)
+                    check_origin(task_vectors.pairs())
             here = [name for name in names if name in request.statistics.layers]
-            if on_verdict != "ignore" and not request.classes:
+            if here and on_verdict != "ignore" and not request.classes:
                 with clock("verdict"):
                     evidence.add(model, request, here, retain, recipe.seed, mask, forward, part.view)
             if part is parts[-1] and evidence.layers:
                 verdict = evidence.verdict()
                 _heed(verdict, on_verdict)
-            layers |= _layer_edits(model, here, task_vectors, request, recipe, clock)
+            if task_vectors is not None:
+                layers |= _layer_edits(model, here, task_vectors, request, recipe, clock)
             read.append(without_moments(request))
             del request  # before the next part is read
+    request = described_together(read)
+    if task_vectors is None:
+        raise LayerError(
+            f"no selected layer is left to edit: {reasons(request.statistics.left_out)}. Pass data that reach the "
+            "layers, a lower rank and retain_rank, or other layers=..."
+        )
     if not layers:
         raise LayerError("the retain class means span the whole input of every layer. Use basis='lda'.")
-    request = described_together(read)
     names = [name for name in names if name in request.statistics.shift_to]
     edit = finished_edit(
         model, layers, names, unchanged, request, recipe, init, clock.seconds, verdict, edits_set_aside, asked
@@ -118,7 +124,7 @@ def _unchanged(
     model: nn.Module, names: list[str], task_vectors: TaskVectors, request: Request, recipe: Recipe
 ) -> list[str]:
     """The layers that fine-tuning left alone, in which there is nothing to take back."""
-    moved = {name for name, vector in task_vectors.items() if vector.any()}
+    moved = {name for name in task_vectors if task_vectors.has_moved(name)}
     unchanged = [name for name in names if not {tensor_name(name, part) for part in ("weight", "bias")} & moved]
     if request.classes and recipe.head in ("auto", "remove"):
         # Rows can be taken out of a classifier that was not trained.

@@ -34,6 +34,8 @@ class Grams:
     reading: int = 1
     solving: int = 1
     rows: int = 0  # that are kept beside them
+    sums_reading: int = 0  # class sums beside them
+    sums_solving: int = 0
 
 
 @dataclass(frozen=True)
@@ -123,13 +125,17 @@ def in_words(size: int) -> str:
     return f"{size} bytes"
 
 
-def grams_of(recipe: Recipe, classes: int, with_verdict: bool) -> Grams:
-    """The Gram matrices of a request: forget, retain, a random control, and what the recipe's basis adds."""
+def grams_of(recipe: Recipe, classes: int, retained: int, with_verdict: bool) -> Grams:
+    """The Gram matrices of a request: forget, retain, a random control, and what the recipe's basis adds.
+
+    classes, retained: how many labels forget and retain have; each pool has the sums of its own.
+    """
     forget = classes + 1 if recipe.basis == "cav-class" else 1
     limited = recipe.max_points is not None and recipe.basis in _CLUSTER
     solving = (forget + 1) * (2 if limited else 1)
     rows = (recipe.max_points or 8192) if recipe.basis == "cav-kmeans" else 0
-    return Grams(solving + with_verdict, solving, rows)
+    sums = classes + retained + (classes if limited and recipe.basis == "cav-class" else 0)
+    return Grams(solving + with_verdict, solving, rows, sums + retained * with_verdict, sums)
 
 
 def costs_of(
@@ -140,7 +146,10 @@ def costs_of(
     recipe: Recipe | None = None,
     classes: int = 0,
 ) -> list[Cost]:
-    """What each set of layers that share their input takes; without a recipe nothing is solved."""
+    """What each set of layers that share their input takes; without a recipe nothing is solved.
+
+    classes: those of the forget set, of which some bases make a cluster each.
+    """
     sharing: dict[str, list[str]] = {}
     for name in names:
         sharing.setdefault(leaders.get(name, name), []).append(name)
@@ -153,8 +162,10 @@ def _cost(model: nn.Module, members: list[str], grams: Grams, recipe: Recipe | N
     groups, features = (weight.shape[0] if weight.dim() == 3 else 1), weight.shape[-1]
     wide = max(4, weight.element_size())  # half-precision inputs are summed in float32
     gram = groups * features**2 * wide
-    kept = groups * features * (8 * classes + wide * grams.rows)
-    reading, solving = grams.reading * gram + kept, grams.solving * gram + kept
+    rows = groups * features * wide * grams.rows
+    class_sum = (groups * features + 1) * 8  # and its rows' number
+    reading = grams.reading * gram + grams.sums_reading * class_sum + rows
+    solving = grams.solving * gram + grams.sums_solving * class_sum + rows
     if recipe is None:
         return Cost(tuple(members), features, reading, solving)
     # Groups are solved one after the other.

@@ -76,8 +76,9 @@ class Pools:
 
         A class whose mean is the retain mean has no direction; rounding would make one up.
         """
-        shifts = self._class_means(self._lost, forgotten=True)[1] - self.retain_mean
-        return shifts[shifts.norm(dim=1) > NEGLIGIBLE * self.joint.variance.sum().sqrt()]
+        rows, means = self._class_means(self._lost, forgotten=True)
+        shifts = means - self.retain_mean
+        return shifts[(rows > 0) & (shifts.norm(dim=1) > NEGLIGIBLE * self.joint.variance.sum().sqrt())]
 
     @property
     def is_constant(self) -> bool:
@@ -93,7 +94,9 @@ class Pools:
                 "basis='private-mean' needs a class label with every retain sample, but there are none. "
                 "Give batches as (inputs, labels), or use basis='lda'."
             )
-        return self._class_means(self._kept, forgotten=False)[1][:-1] - self.retain_mean
+        rows, means = self._class_means(self._kept, forgotten=False)
+        # A class without a row here (masked, or routed to other experts) has no mean; a zero row spans nothing.
+        return ((means - self.retain_mean) * (rows > 0).unsqueeze(1))[:-1]
 
     def joint_factor(self, ridge: float) -> Tensor:
         """The factor of S's scatter with its ridge; what is made of it does not depend on its scale."""
@@ -117,7 +120,7 @@ class Pools:
     def between(self) -> Tensor:
         """√n_c (m_c − m_S), one row a class of S: the part of its scatter that lies between classes."""
         rows, sums = self._joint_classes()
-        return (sums / rows.unsqueeze(1) - self.joint.mean) * rows.sqrt().unsqueeze(1)
+        return (sums / rows.clamp_min(1).unsqueeze(1) - self.joint.mean) * rows.sqrt().unsqueeze(1)
 
     def clusters(self, recipe: Recipe) -> tuple[list[Tensor], Tensor, Tensor]:
         """For CAV: each cluster's scatter about the pool's centre c, the rows n_j (m_j − c), and the retain scatter."""
@@ -181,7 +184,7 @@ class Pools:
         return kept[place]
 
     def _class_means(self, source: Statistics, forgotten: bool) -> tuple[Tensor, Tensor]:
-        """Rows and mean of each class on one side of the request; without labels one class is all."""
+        """Rows and mean (0 without a row) of each class on one side of the request; without labels one class is all."""
         layer = source[self._layer]
         if not source.classes:
             moments = self._moments(layer.moments)
@@ -191,7 +194,7 @@ class Pools:
         else:
             places = list(range(len(source.classes)))
         rows = layer.class_rows[places]
-        return rows, self._grouped(layer.class_sums[places]) / rows.unsqueeze(1)
+        return rows, self._grouped(layer.class_sums[places]) / rows.clamp_min(1).unsqueeze(1)
 
     def _moments(self, moments: Moments) -> Moments:
         return moments if self._group is None else moments.group(self._group)

@@ -15,7 +15,7 @@ from unmerge.batches import device_of
 from unmerge.edit import Edit, LayerEdit
 from unmerge.errors import EditError, listing, warn
 from unmerge.initial import Init
-from unmerge.layers import weight_matrix
+from unmerge.layers import layer_of, weight_matrix
 from unmerge.recipe import Recipe
 from unmerge.request import Request
 from unmerge.verdict import Verdict
@@ -124,7 +124,7 @@ def _removed_rows(
     if recipe.head in ("edit", "keep"):
         return (), ""
     head = request.head(model)
-    module = model.get_submodule(head)
+    module = layer_of(model, head)
     width = weight_matrix(module).shape[0]
     if not request.classes:
         reason = "the request is not made of whole classes"

@@ -15,15 +15,17 @@ from unmerge.batches import (
     feed,
     first_samples,
     first_tensor,
+    length_of,
     map_tensors,
     no_batch,
     on_device,
     progress,
 )
+from unmerge.dealing import share_of
 from unmerge.distributed import exchange, from_first, gathered, size
 from unmerge.errors import DataError
 from unmerge.sharded import check_model, is_sharded
-from unmerge.shares import Piece, Share, share_of
+from unmerge.shares import Piece, Share
 
 
 class Reading:
@@ -54,7 +56,7 @@ class Reading:
                 f"{what}: the first rows of the data have to be read in order, but each process was given a share of "
                 "the data alone. Pass every process the same loader, without a DistributedSampler."
             )
-        pieces = progress(self._share.pieces(whole), what, None if whole else _length(self._share))
+        pieces = progress(self._share.pieces(whole), what, None if whole else length_of(self._share))
         self._pieces = _until(pieces, samples)
 
     @property
@@ -64,7 +66,7 @@ class Reading:
             first = next(self._pieces, None)
             own = None if first is None else first_samples(first.batch, PROBE_SAMPLES)
             if first is not None:
-                self._pieces = chain([first], self._pieces)
+                self._pieces = chain(iter([first]), self._pieces)  # an iterator lets go of what it has given
             self._few = own if self._share is None else from_first(_plain(own))
             if self._few is None:
                 raise no_batch(self._what)
@@ -123,10 +125,3 @@ def _until(pieces: Iterable[Piece], samples: int | None) -> Iterator[Piece]:
 def _plain(batch: Any) -> Any:
     """The batch as it travels between processes."""
     return map_tensors(batch, Tensor.cpu)
-
-
-def _length(share: Share) -> int | None:
-    try:
-        return len(share)
-    except TypeError:
-        return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
@@ -36,7 +37,7 @@ class Rule:
         if self.number is None or isinstance(value, bool):
             return False
         is_number = isinstance(value, Integral if self.number is int else Real)
-        return is_number and self.low <= value <= self.high and math.isfinite(value)
+        return is_number and self.low <= value <= self.high and abs(value) <= sys.float_info.max
 
     def __str__(self) -> str:
         parts = [repr(word) for word in self.words]

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from unmerge.accumulation import Accumulator, BatchFacts, Keep, LayerStatistics
 from unmerge.batches import Forward, Mask, device_of, feed, first_tensor, labels_of, mask_of, on_device
-from unmerge.errors import DataError, LayerError, listing, warn
+from unmerge.counting import Counting
+from unmerge.errors import DataError, LayerError
 from unmerge.experts import Routed, expert_modules, is_routed
 from unmerge.hooks import hooked
 from unmerge.layers import Selection, layer_of
@@ -24,6 +25,11 @@ _OWN_WAY = (
     "would be wrong"
 )
 _MIXED = "does not have the samples in the first dimension of its input, so its rows cannot be given class labels"
+
+_LOST = (
+    "is an expert's whose inputs are not among those of the module that routes to it, so that its rows cannot be given "
+    "class labels or a mask"
+)
 
 
 class Recorder:
@@ -91,19 +97,12 @@ class Recorder:
     def finish(self, weights: dict[str, str]) -> Statistics:
         """The statistics of all that was read, here and in the other processes."""
         self._check_finite()
-        counted = of_all(self._counted(), weights, lambda name: device_of(layer_of(self._model, name)))
+        counted = of_all(self._counted(), weights, self._device_of)
         uncalled = [name for name in self._names if name not in counted.called and name not in counted.left_out]
         left_out = counted.left_out | dict.fromkeys(uncalled, "was never called, so it has no inputs to learn from")
         empty = [name for name in counted.called if self._leader[name] not in counted.layers]
         left_out |= dict.fromkeys(empty, "has no position that the mask counts")
         names = [name for name in self._names if name not in left_out]
-        if left_out:
-            by_reason: dict[str, list[str]] = {}
-            for name, reason in left_out.items():
-                by_reason.setdefault(reason, []).append(repr(name))
-            warn(f"left out: {'; '.join(f'{listing(names)} {reason}' for reason, names in by_reason.items())}.")
-        if not names:
-            raise LayerError("no selected layer is left to collect.")
         return Statistics(
             layers={name: counted.layers[self._leader[name]] for name in names},
             samples=counted.samples,
@@ -114,6 +113,10 @@ class Recorder:
             shift_to={name: self._probe.shift_to[name] for name in names},
             left_out=left_out,
         )
+
+    def _device_of(self, name: str) -> torch.device:
+        device = layer_of(self._model, name).get_parameter("weight").device
+        return device if device.type != "meta" else device_of(self._model)
 
     def _counted(self) -> Counted:
         """What this process has counted."""
@@ -130,13 +133,17 @@ class Recorder:
         )
 
     def _count(self, name: str, module: nn.Module, given: Tensor, output: Tensor, routed: Routed | None) -> None:
-        if name in self._left_out:
+        if name in self._left_out or not given.numel():  # an expert may be called without a token
             return
         self._last_block.note_call()
         if name not in self._checked:
             self._checked.add(name)
             if self._refused(name, not proves_itself(module, given, output), _OWN_WAY):
                 return
+        assert self._facts is not None
+        is_known = routed is None or routed.rows is not None
+        if self._refused(name, not is_known and self._facts.tells_rows_apart, _LOST):
+            return
         self._order[name] = None
         leader = self._leader[name]
         seen, key = self._inputs[leader], identity(given)
@@ -149,9 +156,8 @@ class Recorder:
         seen.append(key)
         if leader in self._leading:
             self._alive.append(given)
-        assert self._facts is not None
         facts = self._facts.to(given.device)
-        self._accumulators[leader].add(given, facts if routed is None else facts.of(routed))
+        self._accumulators[leader].add(given, facts.of(routed) if routed is not None and is_known else facts)
 
     def _not_shared(self, leader: str, name: str) -> LayerError:
         return LayerError(
@@ -169,14 +175,15 @@ class Recorder:
         return True
 
     def _facts_of(self, size: int, labels: Tensor | None, mask: Tensor | None) -> BatchFacts:
+        counting = None if mask is None else Counting.of(mask)
         if labels is None or not self._by_class:
-            return BatchFacts(size, None, (), 0, mask)
+            return BatchFacts(size, None, (), 0, counting)
         distinct, inverse, counts = labels.cpu().unique(return_inverse=True, return_counts=True)
         present = tuple(self._codes.setdefault(label, len(self._codes)) for label in distinct.tolist())
         for label, count in zip(distinct.tolist(), counts.tolist(), strict=True):
             self._class_samples[label] = self._class_samples.get(label, 0) + count
         codes = torch.tensor(present)[inverse].to(device_of(self._model), non_blocking=True)
-        return BatchFacts(size, codes, present, len(self._codes), mask)
+        return BatchFacts(size, codes, present, len(self._codes), counting)
 
     def _check_called(self) -> None:
         experts = expert_modules(self._model)  # to which a batch may send no token

@@ -151,6 +151,7 @@ def request_of(
         )
     forget_data: Any = forget
     retain_data: Any = retain
+    nothing_read = isinstance(forget, Statistics) and isinstance(retain, Statistics)
     if not isinstance(forget, Statistics):
         choice: Any = {"layers": recipe.layers, "skip_layers": recipe.skip_layers}
         if view is not None:
@@ -162,7 +163,7 @@ def request_of(
         retain = collect(model, retain, same_layers(forget, view), **options, what="retain")
     forget, retain = _with_enough_tokens(model, forget, retain, recipe)
     request = pair_of(forget, retain, recipe)  # which also sees that both have the same weights
-    if forget is forget_data and retain is retain_data:
+    if nothing_read:
         forget.check_weights(fingerprint(state_of(model)) if view is None else view.weights)
     if not limited:
         return request
@@ -201,8 +202,7 @@ def _with_enough_tokens(
 def pair_of(forget: Statistics, retain: Statistics, recipe: Recipe) -> Request:
     """The request of two statistics, checked for what the recipe needs of them."""
     forget.check_alike(retain, "pair")
-    if retain.device != forget.device:
-        retain = retain.to(forget.device)
+    retain = retain.beside(forget)
     needed = needed_of(recipe)
     if recipe.basis == "cav-class" and not forget.classes:
         raise DataError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import nn
 
 from unmerge import bases, geometry
 from unmerge.batches import ChosenSamples
-from unmerge.collection import View, collect, same_layers
+from unmerge.collection import View, collect, view_of
 from unmerge.errors import StatisticsError
 from unmerge.pools import Pools
 from unmerge.request import Request
@@ -74,21 +74,27 @@ def random_control(
     options: Mapping[str, Any],
     view: View | None = None,
 ) -> Statistics:
-    """The statistics of as many random retain samples as are to be forgotten."""
+    """The statistics of as many random retain samples as are to be forgotten, which may miss layers of experts."""
     generator = torch.Generator().manual_seed(options["seed"])
     places = torch.randperm(request.statistics.samples, generator=generator)[: _control_size(request)]
     data = ChosenSamples(retain, places.tolist())
-    return collect(model, data, same_layers(request.statistics, view), **options, what="random control")
+    known = request.statistics
+    view = view_of(model, known) if view is None else view.only(list(known.layers), with_left_out=False)
+    # A layer that the control does not reach is edited all the same.
+    return collect(model, data, replace(view, tells=False), **options, what="random control")
 
 
 def control_request(request: Request, control: Statistics) -> Request:
-    """The control in the place of the forget set, all else retained."""
+    """The control in the place of the forget set, all else retained, in the layers that the control has reached."""
     expected = _control_size(request)
     if control.samples != expected:
         raise StatisticsError(
             f"the control has {control.samples} samples; expected {expected}, as many as are to be forgotten, since "
             "separability depends on their number."
         )
+    if any(name in control.left_out for name in request.statistics.layers):
+        reached = [name for name in request.statistics.layers if name not in control.left_out]
+        request = request.with_each(lambda part: part.only(*reached))
     forget, retain = request.forget, request.retain
     assert forget is not None
     assert retain is not None

@@ -16,9 +16,9 @@ from unmerge.distributed import is_first
 from unmerge.errors import FileError, StatisticsError, listing
 from unmerge.files import read_tensors, write_tensors
 from unmerge.fingerprint import differences
-from unmerge.forms import check_fields
 from unmerge.moments import Moments
 from unmerge.probe import Probe
+from unmerge.stored import STATISTICS, check_statistics, layer_of, tensors_of
 from unmerge.version import VERSION
 
 KIND = "statistics"
@@ -54,7 +54,8 @@ class Statistics:
 
     def __repr__(self) -> str:
         classes = f", {len(self.classes)} classes" if self.classes else ""
-        return f"Statistics({len(self.layers)} layers, {self.samples:,} samples{classes}, {self.device})"
+        devices = ", ".join(sorted({str(layer.device) for layer in self.layers.values()})) or "no device"
+        return f"Statistics({len(self.layers)} layers, {self.samples:,} samples{classes}, {devices})"
 
     def check_weights(self, weights: dict[str, str]) -> None:
         """Refuse a model other than the one that was read: its inputs depend on every weight before a layer."""
@@ -88,10 +89,6 @@ class Statistics:
         rest.parts = (self, other)
         return rest
 
-    @property
-    def device(self) -> torch.device:
-        return next(iter(self.layers.values())).moments.mean.device
-
     def only(self, *layers: str) -> Statistics:
         """The same statistics of some layers."""
         return dataclasses.replace(self, layers={layer: self[layer] for layer in layers}, parts=None, factors={})
@@ -111,17 +108,21 @@ class Statistics:
 
     def to(self, device: torch.device | str) -> Statistics:
         """The same statistics on another device."""
+        return self.at(dict.fromkeys(self.layers, torch.device(device)))
 
-        def moved(layer: LayerStatistics) -> LayerStatistics:
-            return LayerStatistics(
-                layer.moments.to(device),
-                layer.class_rows.to(device),
-                layer.class_sums.to(device),
-                {code: moments.to(device) for code, moments in layer.class_moments.items()},
-                None if layer.sample is None else layer.sample.to(device),
-            )
+    def at(self, devices: Mapping[str, torch.device]) -> Statistics:
+        """The same statistics with each layer on a device of its own, as those of a model on several devices are."""
+        if all(layer.device == devices[name] for name, layer in self.layers.items()):
+            return self
+        # Layers that share their value share it afterwards too, where they share the device.
+        moved = {(id(layer), devices[name]): layer for name, layer in self.layers.items()}
+        moved = {place: layer.to(place[1]) for place, layer in moved.items()}
+        layers = {name: moved[id(layer), devices[name]] for name, layer in self.layers.items()}
+        return dataclasses.replace(self, layers=layers, parts=None, factors={})
 
-        return dataclasses.replace(self, layers=_once_each(self.layers, moved), parts=None, factors={})
+    def beside(self, other: Statistics) -> Statistics:
+        """The same statistics with each layer where the other's is."""
+        return self.at({name: layer.device for name, layer in other.layers.items()})
 
     def save(self, path: str | Path, shard: Mapping[str, Any] | None = None) -> None:
         """Write one safetensors file; shared layers are written once, and of several processes the first writes.
@@ -134,7 +135,7 @@ class Statistics:
         leaders: dict[int, str] = {}
         header: dict[str, Any] = {
             "version": VERSION,
-            **{name: getattr(self, name) for name in _HEADER},
+            **{name: getattr(self, name) for name in STATISTICS},
             "shard": None if shard is None else dict(shard),
             "layers": {},
         }
@@ -144,7 +145,7 @@ class Statistics:
             if leader == name:
                 rows = {code: moments.n for code, moments in layer.class_moments.items()}
                 header["layers"][name] = {"rows": layer.moments.n, "class_moments": rows}
-                tensors.update({f"{name}:{key}": value for key, value in _tensors_of(layer).items()})
+                tensors.update({f"{name}:{key}": value for key, value in tensors_of(layer).items()})
         write_tensors(Path(path), tensors, KIND, header)
 
     @classmethod
@@ -153,16 +154,15 @@ class Statistics:
         tensors, header = read_tensors(Path(path), KIND, device)
         layers: dict[str, LayerStatistics] = {}
         try:
-            check_fields(header, {**_HEADER, "layers": dict[str, dict[str, Any]]})
+            check_statistics(header)
             for name, entry in header["layers"].items():
                 if "same_as" in entry:
                     layers[name] = layers[entry["same_as"]]
                     continue
                 prefix = f"{name}:"
                 own = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
-                layers[name] = _layer_of(own, entry, len(header["classes"]))
-            _check_counts(layers, header)
-            values = {name: header[name] for name in _HEADER}
+                layers[name] = layer_of(own, entry, len(header["classes"]))
+            values = {name: header[name] for name in STATISTICS}
             values |= {name: tuple(values[name]) for name in ("classes", "class_samples")}
         except (KeyError, TypeError, ValueError) as error:
             raise FileError(f"{path} was written by another version of unmerge: {error!r}.") from error
@@ -175,7 +175,7 @@ class Statistics:
         sign: int,
         join: Callable[[Moments, Moments], Moments],
     ) -> Statistics:
-        other = other if other.device == self.device else other.to(self.device)
+        other = other.beside(self)
         pairs = {name: (layer, other.layers[name]) for name, layer in self.layers.items()}
 
         def combine(name: str) -> LayerStatistics:
@@ -253,70 +253,9 @@ def joined(parts: Sequence[Statistics]) -> Statistics:
     )
 
 
-_HEADER = {
-    "samples": int,
-    "weights": dict[str, str],
-    "classes": list[int],
-    "class_samples": list[int],
-    "head": str | None,
-    "shift_to": dict[str, str | None],
-    "left_out": dict[str, str],
-}
-
-
 def _once_each(
     layers: dict[str, LayerStatistics], change: Callable[[LayerStatistics], LayerStatistics]
 ) -> dict[str, LayerStatistics]:
     distinct = {id(layer): layer for layer in layers.values()}
     changed = {key: change(layer) for key, layer in distinct.items()}
     return {name: changed[id(layer)] for name, layer in layers.items()}
-
-
-def _tensors_of(layer: LayerStatistics) -> dict[str, Tensor]:
-    tensors = {"class_rows": layer.class_rows, "class_sums": layer.class_sums}
-    if layer.sample is not None:
-        tensors["sample"] = layer.sample
-    parts = {"": layer.moments} | {f"{code}/": part for code, part in layer.class_moments.items()}
-    for prefix, moments in parts.items():
-        tensors |= {
-            f"{prefix}pivot": moments.pivot,
-            f"{prefix}total": moments.total,
-            f"{prefix}gram": moments.gram,
-        }
-    return tensors
-
-
-def _layer_of(tensors: dict[str, Tensor], entry: dict[str, Any], classes: int) -> LayerStatistics:
-    check_fields(entry, {"rows": float, "class_moments": dict[str, float]}, "a layer")
-    features = tensors["pivot"].shape  # (d), or (groups, d)
-
-    def moments(prefix: str, rows: float) -> Moments:
-        parts = [tensors[f"{prefix}{part}"] for part in ("pivot", "total", "gram")]
-        expected = (features, features, (*features, *features[-1:]))
-        if rows <= 0 or any(part.shape != shape for part, shape in zip(parts, expected, strict=True)):
-            raise ValueError(f"moments of {rows} rows with shapes {[tuple(part.shape) for part in parts]}")
-        return Moments.build(rows, *parts)
-
-    labelled = (tensors["class_rows"].shape, tensors["class_sums"].shape)
-    if labelled not in (((0,), (0,)), ((classes,), (classes, *features))) or not 1 <= len(features) <= 2:
-        raise ValueError(f"class tensors of shapes {[tuple(shape) for shape in labelled]} for {classes} classes")
-    if any(not 0 <= int(code) < classes for code in entry["class_moments"]):
-        raise ValueError(f"moments of classes {listing(entry['class_moments'])} out of {classes}")
-    if not all(tensor.is_floating_point() for tensor in tensors.values()):
-        raise ValueError("whole numbers where sums are expected")
-    return LayerStatistics(
-        moments("", entry["rows"]),
-        tensors["class_rows"],
-        tensors["class_sums"],
-        {int(code): moments(f"{code}/", rows) for code, rows in entry["class_moments"].items()},
-        tensors.get("sample"),
-    )
-
-
-def _check_counts(layers: Mapping[str, LayerStatistics], header: Mapping[str, Any]) -> None:
-    classes, counts = header["classes"], header["class_samples"]
-    if not layers or header["samples"] < 1 or len(classes) != len(counts) or sorted(set(classes)) != classes:
-        raise ValueError(f"{len(layers)} layers, {header['samples']} samples, {len(classes)} classes")
-    lost = [name for name in layers if name not in header["shift_to"]]
-    if lost:
-        raise ValueError(f"no word of where a constant of {listing(lost)} goes")

@@ -16,6 +16,7 @@ from unmerge.errors import DataError
 
 IGNORED = -100  # the label of a token without a loss
 _NO_LIMIT = 10**6  # a tokenizer that knows of no longest input names a larger one
+_NO_WORD = "\ue000\ue001"  # of private use
 _EXAMPLE = "'Question: {question}\\nAnswer: {answer}'"
 
 
@@ -104,12 +105,16 @@ def _conversation(
         return before + replied + after, len(before)
     if getattr(tokenizer, "chat_template", None) is None:
         raise DataError(f"the tokenizer has no chat template. Pass a plain one: template={_EXAMPLE}.")
-    messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": replied}]
-    if system is not None:
-        messages.insert(0, {"role": "system", "content": system})
-    whole = tokenizer.apply_chat_template(messages, tokenize=False)
-    start = whole.rfind(replied.strip())  # many templates strip what they are given
-    if start < 0:
+
+    def conversation(reply: str) -> str:
+        messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": reply}]
+        if system is not None:
+            messages.insert(0, {"role": "system", "content": system})
+        return str(tokenizer.apply_chat_template(messages, tokenize=False))
+
+    # Where a word stands that no template has; the answer itself may also be a part of the template's own words.
+    whole, start = conversation(replied), conversation(_NO_WORD).find(_NO_WORD)
+    if start < 0 or not whole[start:].startswith(replied.strip()):  # many templates strip what they are given
         raise DataError(f"record {place}: the chat template changes the answer {replied!r}. Pass template={_EXAMPLE}.")
     return whole, start
 
@@ -122,9 +127,11 @@ def _tokens(tokenizer: Any, whole: str, start: int, names: list[tuple[int, int]]
     of_subject = [any(first < high and end > low for low, high in names) for first, end in offsets]
     if ids and ids[-1] == tokenizer.eos_token_id:
         has_loss[-1] = True
-    elif not any(token == tokenizer.eos_token_id and counts for token, counts in zip(ids, has_loss, strict=True)):
-        ids, has_loss, of_subject = [*ids, tokenizer.eos_token_id], [*has_loss, True], [*of_subject, False]
-    return Tokens(ids, has_loss, of_subject)
+    ends = [place for place, token in enumerate(ids) if token == tokenizer.eos_token_id and has_loss[place]]
+    if not ends:
+        return Tokens([*ids, tokenizer.eos_token_id], [*has_loss, True], [*of_subject, False])
+    kept = slice(ends[0] + 1)  # without what a chat template writes behind the end of the answer
+    return Tokens(ids[kept], has_loss[kept], of_subject[kept])
 
 
 def _fitting(tokens: Tokens, limit: int | None, truncate: str | None, place: int) -> Tokens:

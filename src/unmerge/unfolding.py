@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -14,10 +15,6 @@ from unmerge.offloading import parameter_of
 CHUNK = {"cpu": 1 << 24, "cuda": 1 << 28}
 
 
-def groups_of(module: nn.Module) -> int:
-    return module.groups if isinstance(module, nn.Conv2d) else 1
-
-
 def rows(module: nn.Module, inputs: Tensor) -> Tensor:
     """Rows as (samples, positions, features), or (groups, samples, positions, features) when grouped.
 
@@ -25,7 +22,7 @@ def rows(module: nn.Module, inputs: Tensor) -> Tensor:
     """
     if not isinstance(module, nn.Conv2d):
         inputs = inputs.reshape(1, -1) if inputs.dim() == 1 else inputs
-        return inputs.reshape(inputs.shape[0], -1, inputs.shape[-1])
+        return inputs.reshape(inputs.shape[0], math.prod(inputs.shape[1:-1]), inputs.shape[-1])
     image = _padded(module, _batched(inputs))
     samples, channels = image.shape[:2]
     (high, wide), (down, right), (rise, run) = module.kernel_size, module.stride, module.dilation

@@ -44,7 +44,7 @@ class Verdict:
 
     kind: str  # "separable", "entangled" or "instance-like"
     sentence: str
-    separability: float  # S over the edited layers
+    separability: float  # S over the edited layers that a control has reached
     control: float | None  # S of a random subset of the same size
     ratio: float | None
     shift: float  # largest mean shift of a layer, in units of what a random draw would show
@@ -63,9 +63,12 @@ def verdict_of(
     mean_shifts: Mapping[str, float],
     samples: int,
 ) -> Verdict:
-    """The verdict on a request of this many samples, from the layers that would be edited."""
-    score = mean_separability(layers.values())
-    random = None if control is None else mean_separability(control.values())
+    """The verdict on a request of this many samples, from the layers that would be edited.
+
+    S is compared in the layers that the control has reached: it may miss those of experts.
+    """
+    score = mean_separability(layers[name] for name in control or layers)
+    random = mean_separability(control.values()) if control else None
     ratio = None if random is None else score / max(random, 1e-12)
     # The mean of n random samples is off by about 1/n of the variance.
     shift = samples * max(mean_shifts.values())
@@ -114,16 +117,16 @@ class Evidence:
                 if same == name:
                     self._measure(request, control, name)
                 self.layers[name], self.shifts[name] = self.layers[same], self.shifts[same]
-                if control is not None:
+                if same in self.control:
                     self.control[name] = self.control[same]
         return self
 
     def _measure(self, request: Request, control: Statistics | None, name: str) -> None:
         pools = request.pools(name)
         self.layers[name], self.shifts[name] = separability(pools), mean_shift(pools)
-        if control is not None:
+        if control is not None and name in control.layers:
             others = control_request(request.only(name), control.only(name))
             self.control[name] = separability(others.pools(name))
 
     def verdict(self) -> Verdict:
-        return verdict_of(self.layers, self.control or None, self.shifts, self.samples)
+        return verdict_of(self.layers, self.control, self.shifts, self.samples)

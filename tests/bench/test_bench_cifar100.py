@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from unmerge.bench import cifar100, paper
 from unmerge.errors import DataError
@@ -89,3 +91,21 @@ def test_the_published_tug_of_war_follows_from_the_published_accuracies() -> Non
             for value, target in zip(row[:3], retrained[cell], strict=True):
                 product *= 1 - abs(value - target) / 100
             assert product == pytest.approx(row[3], abs=2e-3), (cell, row)
+
+
+def folder_of(*arguments: str) -> Path:
+    options = cifar100._parser().parse_args(["--data", "images", "--network", "tiny", *arguments])
+    return cifar100.Benchmark(options, None).folder  # type: ignore[arg-type]
+
+
+def test_networks_of_another_schedule_or_checkpoint_are_kept_apart(tmp_path: Path) -> None:
+    quick = folder_of("--epochs", "2", "--fast")
+    assert quick == folder_of("--epochs", "2", "--fast", "--task", "random"), "trained once for all tasks"
+    assert quick != folder_of("--epochs", "2"), "another learning rate and batch size"
+    assert quick.name.startswith("tiny-zero-2-all-")
+    folders = []
+    for name, value in (("first", 0.0), ("again", 0.0), ("other", 1.0)):
+        save_file({"conv1.weight": torch.full((4, 3, 3, 3), value)}, tmp_path / f"{name}.safetensors")
+        checkpoint = str(tmp_path / f"{name}.safetensors")
+        folders.append(folder_of("--epochs", "2", "--init", "pretrained", "--checkpoint", checkpoint))
+    assert folders[0] == folders[1] != folders[2]

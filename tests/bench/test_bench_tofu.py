@@ -14,7 +14,7 @@ import unmerge
 from language import byte_tokenizer, questions, tiny_llama
 from unmerge.bench import tofu, tofu_data, tofu_explore, tofu_methods, tofu_models, tofu_names
 from unmerge.errors import DataError, FileError
-from unmerge.evaluation.language import Question, padded
+from unmerge.evaluation.language import Question, ask, padded
 
 
 def write(path: Path, count: int, about: str, wrong: int = 0, paraphrased: bool = False) -> None:
@@ -98,6 +98,47 @@ def test_the_grid_is_explored_by_parts_of_names(monkeypatch: pytest.MonkeyPatch,
     assert cells[f"{name}0.7"]["alpha"]["value"] == pytest.approx(0.7 * cells[f"{name}1"]["alpha"]["value"])
     with pytest.raises(DataError, match=r"no cell is called 'lda, nothing'\. Names are made of: contrastive 16, "):
         run(monkeypatch, place, "--explore", "--only", "lda, nothing")
+
+
+def test_the_models_that_cells_are_compared_with_are_asked_like_them_and_generate_nothing(
+    monkeypatch: pytest.MonkeyPatch, place: Path
+) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    def noted(model: Any, tokenizer: Any, splits: Any, *generated: Any, **options: Any) -> Any:
+        asked.append((list(splits), generated, options))
+        return ask(model, tokenizer, splits, *generated, **options)
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise AssertionError("asked in another way")
+
+    monkeypatch.setattr(tofu_explore, "ask", noted)
+    monkeypatch.setattr(tofu, "ask", refused)
+    monkeypatch.setattr(tofu_models, "fine_tune", lambda model, *_: model)
+    cell = "lda, all down, zero, mean free, all"
+    run(monkeypatch, place, "--explore", "--only", cell, "--cache", str(place / "explored"))
+    assert len(asked) == 2 + len(tofu_explore.STRENGTHS)
+    assert all(entry == asked[0] for entry in asked)
+    assert asked[0][1] == ()
+    again = run(monkeypatch, place, "--explore", "--only", cell, "--cache", str(place / "explored"))
+    assert len(asked) == 2 + len(tofu_explore.STRENGTHS), "kept"
+    assert again["tables"]["cells"]["rows"]["retrained"]["forget quality"]["value"] == 1
+
+
+def test_models_of_one_name_and_other_weights_or_training_are_kept_apart(place: Path) -> None:
+    for name, seed in (("first", 0), ("again", 0), ("other", 1)):
+        tiny_llama(layers=2, seed=seed).save_pretrained(place / name / "model")
+        byte_tokenizer().save_pretrained(place / name / "model")
+
+    def folder_of(name: str, *extra: str) -> Path:
+        arguments = ["--data", "texts", "--model", f"{place}/{name}/model", "--device", "cpu", *extra]
+        options = tofu._parser().parse_args(arguments)
+        return tofu.Benchmark(options, tofu_data.load(place / "data", limit=4)).folder
+
+    assert folder_of("first") == folder_of("again") == folder_of("first", "--seed", "3")
+    assert folder_of("first") != folder_of("other")
+    assert folder_of("first") != folder_of("first", "--lr", "1.00000001e-4"), "which the name rounds away"
+    assert folder_of("first").name.startswith("model-10-0.0001-32-all-")
 
 
 def test_an_edit_that_keeps_the_mean_leaves_the_response_to_it() -> None:

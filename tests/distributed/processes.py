@@ -6,16 +6,16 @@ import os
 import socket
 import warnings
 from collections.abc import Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import scenarios
 import torch
-import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
-TIMEOUT = 50.0  # seconds
+from unmerge import distributed
+
+TIMEOUT = 120.0  # seconds
 
 
 def run(world: int, names: Sequence[str], folder: Path) -> list[dict[str, Any]]:
@@ -46,8 +46,11 @@ def start(world: int, names: Sequence[str], folder: Path) -> list[Any]:
 
 def _work(rank: int, world: int, port: int, names: list[str], folder: Path) -> None:
     torch.set_num_threads(1)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    dist.init_process_group("gloo", rank=rank, world_size=world, timeout=timedelta(seconds=TIMEOUT))
+    # As torchrun does.
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "LOCAL_RANK": str(rank)}
+    os.environ |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    assert distributed.start(TIMEOUT) == torch.device("cpu")
     found = {}
     for name in names:
         found[name] = attempt(name)

@@ -19,6 +19,8 @@ from unmerge import Recipe, Statistics, collect, distributed, fit, search_alpha
 from unmerge.distributed import OwnShare
 from unmerge.errors import RankError
 from unmerge.evaluation import evaluate
+from unmerge.fingerprint import fingerprint, state_of
+from unmerge.sharded import whole
 
 LABELS = [0, 1, 2, 3, 1, 2, 0, 3, 3, 1, 2, 0, 1, 1, 2, 3, 0]  # 17: no number of processes divides it
 
@@ -36,6 +38,17 @@ class Stream(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         return zip(*images(), strict=True)
+
+
+class Augmented(Dataset[Any]):
+    def __init__(self) -> None:
+        self._generator = torch.Generator().manual_seed(distributed.rank())
+
+    def __len__(self) -> int:
+        return len(LABELS)
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.randn(3, 6, 6, generator=self._generator).double(), LABELS[index]
 
 
 def numbers(statistics: Statistics) -> dict[str, Any]:
@@ -94,6 +107,12 @@ def shuffled() -> dict[str, Any]:
 
 def with_a_worker() -> dict[str, Any]:
     return numbers(collect(cnn(), DataLoader(dataset(), batch_size=4, num_workers=1)))
+
+
+def augmented() -> dict[str, Any]:
+    """Inputs that no two reads give alike."""
+    statistics = collect(cnn(), DataLoader(Augmented(), batch_size=4))
+    return {"samples": statistics.samples, "class_samples": list(statistics.class_samples)}
 
 
 def a_stream() -> dict[str, Any]:
@@ -229,7 +248,9 @@ def written() -> dict[str, Any]:
 def sharded() -> dict[str, Any]:
     """Also with shares of different length: seven batches."""
     model, (forget, retain) = _blocks(), _flat(request())
-    found = {f"statistics {name}": value for name, value in numbers(collect(model, retain[:3])).items()}
+    found: dict[str, Any] = {"weights": fingerprint(state_of(model))}
+    for count in (1, 3):  # so few batches that a process has none, or fewer than another
+        found[f"statistics of {count}"] = numbers(collect(model, retain[:count]))
     edit = fit(model, forget, retain, init=_blocks(seed=1, split=False), recipe=Recipe(skip_layers=0), check_init=False)
     found |= tensors(edit)
     before = _state(model)
@@ -243,6 +264,9 @@ def sharded() -> dict[str, Any]:
     assert all(value.equal(before[name]) for name, value in _state(model).items())
     found["alpha"] = search_alpha(edit, model, forget, retain=retain).to_dict()
     splits = {"forget": forget, "retain": retain}
+    if distributed.size() > 1:
+        relearned = evaluate({"model": model}, None, splits, ["relearning"], draws=10)
+        assert "spread over processes" in relearned.missing["relearning"]
     evaluation = evaluate({"model": model}, None, splits, ["accuracy", "calibration"], draws=10, keep_features=0)
     return found | {"evaluation": evaluation.to_dict()["tables"]}
 
@@ -256,6 +280,12 @@ def other_weights() -> None:
 
 def other_data() -> None:
     collect(cnn(), batched(images(seed=distributed.rank()), 3))
+
+
+def other_datasets() -> None:
+    """Dealt out by hand: of the same length, but each process has samples of its own."""
+    inputs, labels = images()
+    collect(cnn(), DataLoader(TensorDataset(inputs[distributed.rank() :][:14], labels[:14]), batch_size=2))
 
 
 def other_kinds() -> None:
@@ -274,12 +304,25 @@ def one_failure_of_all() -> None:
     fit(cnn(), forget, retain, init="zero")
 
 
+def one_that_cannot_travel() -> None:
+    """The first samples go to all processes."""
+    collect(mlp(), [{"input": images()[0].flatten(1)[:, :6], "extra": lambda: 0}], forward=_of_input)
+
+
 def nothing_at_all() -> None:
     collect(cnn(), OwnShare([]))
 
 
 def wrapped() -> None:
     collect(nn.parallel.DistributedDataParallel(cnn()), batched(images(), 3))
+
+
+def split_layers() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (distributed.size(),))
+    collect(parallelize_module(mlp(), mesh, {"0": ColwiseParallel()}), _flat(request())[0])
 
 
 def first_rows_of_shares() -> None:
@@ -321,6 +364,10 @@ def an_end() -> dict[str, Any]:
     except RankError as error:
         return {"error": str(error), "seconds": time.monotonic() - start}
     return {}
+
+
+def _of_input(model: nn.Module, batch: Any) -> Tensor:
+    return model(batch["input"])
 
 
 def _ending(batches: list[Batch]) -> Iterator[Batch]:
@@ -369,7 +416,4 @@ def _blocks(seed: int = 0, split: bool = True) -> nn.Module:
 
 
 def _state(model: nn.Module) -> dict[str, Tensor]:
-    from unmerge.fingerprint import state_of
-    from unmerge.sharded import whole
-
     return {name: whole(value.detach()).clone() for name, value in state_of(model).items()}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import functools
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import processes
@@ -19,6 +20,7 @@ DATA = [
     "without_labels",
     "shuffled",
     "with_a_worker",
+    "augmented",
     "a_stream",
     "sampler",
     "more_processes_than_samples",
@@ -41,29 +43,50 @@ ALIKE = ["the_same_bits", "a_verdict_of_dealt_samples"]
 WRONG = {
     "other_weights": "different weights",
     "other_data": "do not see the same batches",
+    "other_datasets": "do not see the same batches",
     "other_kinds": "data of different kinds",
     "one_failure": "the disk is gone",
     "one_failure_of_all": "NaN",
+    "one_that_cannot_travel": "pickle",
     "nothing_at_all": "gave no batch",
     "wrapped": "model.module",
+    "split_layers": "tensor parallelism",
     "first_rows_of_shares": "without a DistributedSampler",
     "an_accelerated_stream": "accelerator.prepare",
     "other_sampler": "but there are",
     "other_epoch": "epoch",
 }
-OTHERS = ["written", "by_itself"]
-NAMES = [*DATA, *REQUESTS, *ALIKE, *WRONG, *OTHERS, "an_edit"]
+NAMES = [*DATA, *REQUESTS, *ALIKE, *WRONG, "written", "by_itself", "an_end"]
+# Three processes do what differs from two: shares that no two processes cover, and uneven parts of a weight.
+NAMES_OF_THREE = [*(name for name in DATA if name != "accelerated"), "an_edit", "sharded", "one_failure", "an_end"]
 
 
-@pytest.fixture(scope="module", params=[2, 3])
-def found(request: Any, tmp_path_factory: Any) -> list[dict[str, Any]]:
-    """What each function returned in each process; one start of the processes serves all tests."""
-    return processes.run(request.param, NAMES, tmp_path_factory.mktemp("processes"))
+Run = Callable[[int], list[dict[str, Any]]]
+
+
+def of(names: Iterable[str]) -> Any:
+    """Both numbers of processes with the functions that they run."""
+    pairs = [(2, name) for name in names] + [(3, name) for name in names if name in NAMES_OF_THREE]
+    return pytest.mark.parametrize(("world", "name"), pairs)
 
 
 @pytest.fixture(scope="module")
-def expected() -> dict[str, Any]:
-    return {}
+def run(tmp_path_factory: Any) -> Run:
+    """What each function returned in each process; one start of so many processes serves all tests."""
+    names = {2: NAMES, 3: NAMES_OF_THREE}
+    return functools.cache(lambda world: processes.run(world, names[world], tmp_path_factory.mktemp("processes")))
+
+
+@pytest.fixture
+def found(run: Run, world: int, name: str) -> list[Any]:
+    """What one function returned in each process."""
+    return [own[name] for own in run(world)]
+
+
+@pytest.fixture(scope="module")
+def alone() -> Callable[[str], Any]:
+    """What it returns in one process."""
+    return functools.cache(processes.attempt)
 
 
 def check_close(found: Any, expected: Any, tolerance: float, place: str = "") -> None:
@@ -85,46 +108,48 @@ def check_close(found: Any, expected: Any, tolerance: float, place: str = "") ->
         assert found == expected, place
 
 
-@pytest.mark.parametrize("name", [*DATA, *REQUESTS])
-def test_several_processes_give_what_one_gives(found, expected, name):
-    if name not in expected:
-        expected[name] = processes.attempt(name)
-    assert not isinstance(expected[name], str), expected[name]
+@of([*DATA, *REQUESTS])
+def test_several_processes_give_what_one_gives(found, alone, name):
+    expected = alone(name)
+    assert not isinstance(expected, str), expected
     for own in found:
-        check_close(own[name], expected[name], 1e-5)
+        check_close(own, expected, 1e-5)
 
 
-@pytest.mark.parametrize("name", [*DATA, *REQUESTS, *ALIKE])
+@of([*DATA, *REQUESTS, *ALIKE])
 def test_every_process_ends_with_the_same_bits(found, name):
     for own in found[1:]:
-        check_close(own[name], found[0][name], 0.0)
+        check_close(own, found[0], 0.0)
 
 
-@pytest.mark.parametrize("name", WRONG)
+@of(WRONG)
 def test_what_is_wrong_in_one_process_ends_all(found, name):
     for own in found:
-        assert isinstance(own[name], str), own[name]
-        assert WRONG[name] in own[name]
+        assert isinstance(own, str), own
+        assert WRONG[name] in own
 
 
-def test_the_process_that_failed_has_its_own_error(found):
-    assert found[1]["one_failure"] == "ValueError: the disk is gone"
-    assert found[0]["one_failure"].startswith("RankError: process 1 of ")
+@of(["one_failure"])
+def test_the_process_that_failed_has_its_own_error(found, name):
+    assert found[1] == "ValueError: the disk is gone"
+    assert found[0].startswith("RankError: process 1 of ")
 
 
-def test_the_first_process_alone_writes(found):
-    assert found[0]["written"]["files"] == ["edit.json", "edit.safetensors", "statistics.safetensors"]
-    assert all(own["written"]["files"] == [] for own in found[1:])
+@of(["written"])
+def test_the_first_process_alone_writes(found, name):
+    assert found[0]["files"] == ["edit.json", "edit.safetensors", "statistics.safetensors"]
+    assert all(own["files"] == [] for own in found[1:])
 
 
-def test_one_process_can_work_by_itself(found):
-    check_close(found[0]["by_itself"], processes.attempt("by_itself"), 1e-12)
+@of(["by_itself"])
+def test_one_process_can_work_by_itself(found, alone, name):
+    check_close(found[0], alone(name), 1e-12)
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_a_process_that_dies_ends_the_others_at_once(tmp_path: Path, world: int):
-    found = processes.run(world, ["an_end"], tmp_path)
-    assert found.pop() == {}
-    for own in found:
+def test_a_process_that_dies_ends_the_others_at_once(run, world):
+    *others, dead = run(world)
+    assert "an_end" not in dead
+    for own in others:
         assert "has ended" in own["an_end"]["error"]
         assert own["an_end"]["seconds"] < 20

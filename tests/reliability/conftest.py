@@ -20,12 +20,12 @@ from unmerge.bench.digits import load_digits
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """models.py, w.safetensors, digits.npz and other.npz, as a person would have them."""
+    """tiny_models.py, w.safetensors, digits.npz and other.npz, as a person would have them."""
     place = tmp_path_factory.mktemp("reliability")
     split, _ = load_digits()
     for name, chosen in (("digits", slice(0, 150)), ("other", slice(150, 250))):
         np.savez(place / f"{name}.npz", images=split.images[chosen].numpy(), labels=split.labels[chosen].numpy())
-    (place / "models.py").write_text(MODELS)
+    (place / "tiny_models.py").write_text(MODELS)
     save_file(trained(split.images[:250], split.labels[:250]).state_dict(), place / "w.safetensors")
     return place
 

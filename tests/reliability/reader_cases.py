@@ -66,7 +66,7 @@ def write_all(place: Path) -> None:
     applied = place / "applied"
     applied.mkdir()
     tensors = exports.checksums(network.state_dict())
-    base = {"reference": "models:build", "directory": None, "weights": "w", "tensors": tensors}
+    base = {"reference": "tiny_models:build", "directory": None, "weights": "w", "tensors": tensors}
     record = {"base": {**base, "checksum": exports.checksum(tensors)}}
     (applied / exports.APPLIED).write_text(json.dumps(record))
 

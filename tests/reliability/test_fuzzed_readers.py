@@ -227,7 +227,7 @@ def test_what_yaml_allows(place: Path, text: str) -> None:
         survive(BY_NAME["recipe"], place)
 
 
-@pytest.mark.parametrize("pattern", ["(a+)+$", "(a|a)*b", ".*.*.*.*.*.*b", "(", "a{1000000000}", "[", "\\"])
+@pytest.mark.parametrize("pattern", ["(a+)+$", "(a|a)*b", ".*.*.*.*.*.*b", "(", "[", "\\"])
 def test_a_pattern_that_could_run_forever_is_refused(place: Path, pattern: str) -> None:
     with changed(place / "lora" / "adapter_config.json") as raw:
         config = {**json.loads(raw), "alpha_pattern": {pattern: 2}}

@@ -1,7 +1,8 @@
 """A process with everything imported: each line on stdin is a task for a fork of it, which is killed where it says.
 
 A task: {"folder", "arguments" of the command or "checkpoint" (arguments of edit_checkpoint), and one of "operation"
-(die before the n-th change of a file) or "seconds" (die after them)}. The answer: {"code", "operations", "seconds"}.
+(die before the n-th change of a file), "seconds" (die after them) or "together" (arguments of a second command, started
+at the same time)}. The answer: {"code", "others", "operations", "seconds"}.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
+import safetensors.torch
 import torch
 
+import unmerge.files
 from unmerge import Edit, collect
 from unmerge.cli import application, main  # noqa: F401 (imported before the first fork)
 from unmerge.interop.checkpoints import edit_checkpoint
@@ -31,7 +34,7 @@ def carry_out(task: dict[str, Any], counted: Path) -> NoReturn:
     code = 1
     try:
         os.chdir(task["folder"])
-        silence = os.open("said.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        silence = os.open("said.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(silence, 1)
         os.dup2(silence, 2)
         operations = count_changes(task.get("operation"))
@@ -41,7 +44,7 @@ def carry_out(task: dict[str, Any], counted: Path) -> NoReturn:
             code = 0
         else:
             code = main(task["arguments"])
-        counted.write_text(str(len(operations)))
+        counted.write_text(json.dumps(operations))
     finally:
         os._exit(code)
 
@@ -50,14 +53,38 @@ def count_changes(last: int | None) -> list[str]:
     """A list that grows with every change of a file; before the `last` of them the process is killed."""
     seen: list[str] = []
 
-    def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        if event in CHANGES or (event == "open" and isinstance(arguments[2], int) and arguments[2] & WRITING):
-            seen.append(event)
-            if len(seen) == last:
-                os.kill(os.getpid(), signal.SIGKILL)
+    def is_last(event: str) -> bool:
+        seen.append(event)
+        return len(seen) == last
 
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        is_change = event in CHANGES or (event == "open" and isinstance(arguments[2], int) and arguments[2] & WRITING)
+        if is_change and is_last(event):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def save(tensors: Any, path: Path, metadata: Any = None) -> None:
+        # Of what is written outside of Python a half: as a kill in the middle of it leaves.
+        if is_last("save"):
+            raw = safetensors.torch.save(tensors, metadata)
+            path.write_bytes(raw[: len(raw) // 2])
+            os.kill(os.getpid(), signal.SIGKILL)
+        safetensors.torch.save_file(tensors, path, metadata)
+
+    unmerge.files.save_file = save  # type: ignore[assignment]
     sys.addaudithook(hook)
     return seen
+
+
+def beside(task: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{**task, "arguments": task["together"]}] if "together" in task else []
+
+
+def started(task: dict[str, Any], counted: Path) -> int:
+    """The number of a new process that carries out a task."""
+    child = os.fork()
+    if child == 0:
+        carry_out(task, counted)
+    return child
 
 
 def serve() -> None:
@@ -69,17 +96,17 @@ def serve() -> None:
             task = json.loads(line)
             counted.unlink(missing_ok=True)
             start = time.perf_counter()
-            child = os.fork()
-            if child == 0:
-                carry_out(task, counted)
+            child, *others = [started(each, counted) for each in (task, *beside(task))]
             if task.get("seconds") is not None:
                 time.sleep(task["seconds"])
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(child, signal.SIGKILL)
             _, status = os.waitpid(child, 0)
+            code = os.waitstatus_to_exitcode(status)
             answer = {
-                "code": os.waitstatus_to_exitcode(status),
-                "operations": int(counted.read_text()) if counted.exists() else None,
+                "code": code,
+                "others": [os.waitstatus_to_exitcode(os.waitpid(other, 0)[1]) for other in others],
+                "operations": json.loads(counted.read_text()) if code == 0 else None,
                 "seconds": time.perf_counter() - start,
             }
             print(json.dumps(answer), flush=True)

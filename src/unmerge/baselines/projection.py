@@ -12,11 +12,11 @@ from unmerge.baselines.options import BaselineError, check_count, check_number
 from unmerge.baselines.samples import Data, Samples, gather
 from unmerge.baselines.selection import Candidate, Judge, Weights
 from unmerge.baselines.training import check_finite
-from unmerge.batches import Forward, device_of
+from unmerge.batches import Forward
 from unmerge.collection import collect
 from unmerge.errors import DataError
 from unmerge.fingerprint import fingerprint, state_of
-from unmerge.layers import from_matrix, is_transposed, tensor_name, weight_matrix
+from unmerge.layers import device_of_layer, from_matrix, is_transposed, tensor_name, weight_matrix
 from unmerge.moments import Moments
 from unmerge.statistics import Statistics
 
@@ -134,6 +134,5 @@ def _shared(model: nn.Module, statistics: tuple[Statistics, Statistics]) -> tupl
     forget, retain = statistics
     forget.check_alike(retain, "pair")
     forget.check_weights(fingerprint(state_of(model)))
-    device = device_of(model)
-    moved = [part if part.device == device else part.to(device) for part in statistics]
-    return moved[0], moved[1]
+    devices = {name: device_of_layer(model, name) for name in forget.layers}
+    return forget.at(devices), retain.at(devices)

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from unmerge import __version__
 from unmerge.bench import cifar_data, comparison, paper
 from unmerge.bench.ablations import ABLATIONS, ablated, inits
+from unmerge.bench.caching import short_checksum
 from unmerge.bench.images import Images
 from unmerge.bench.networks import cifar_resnet, load_trunk
 from unmerge.bench.tasks import Task, task_of
@@ -84,7 +85,8 @@ class Benchmark:
         schedule = SCHEDULES[options.init, options.fast]
         self.schedule = replace(schedule, epochs=options.epochs or schedule.epochs)
         kept = f"{options.network}-{options.init}-{self.schedule.epochs}-{options.subset or 'all'}"
-        self.folder = Path(options.cache) / kept
+        start = load_weights(options.checkpoint) if options.init == "pretrained" else {}
+        self.folder = Path(options.cache) / f"{kept}-{short_checksum(start, vars(self.schedule))}"
 
     def run(self) -> Evaluation:
         """All methods beside the reference, with what the paper has."""

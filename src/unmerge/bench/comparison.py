@@ -37,14 +37,7 @@ SUMMARY = {  # column of the summary: table and column that it is taken from
 }
 
 
-def compared(
-    task: Task,
-    *,
-    fast: bool = False,
-    seed: int = 0,
-    axes: tuple[str, ...] | None = None,
-    floor: nn.Module | None = None,
-) -> Evaluation:
+def compared(task: Task, *, fast: bool = False, seed: int = 0) -> Evaluation:
     """All methods on a task; `fast` leaves out the trained baselines and the slow axes.
 
     Baselines whose published learning rate hardly moves so small a model take the best of 1, 10 and 100 times it, by

@@ -31,6 +31,7 @@ from torch import nn
 from unmerge import __version__
 from unmerge.baselines.language import LanguageTraining
 from unmerge.bench import tofu_data, tofu_models
+from unmerge.bench.caching import short_checksum
 from unmerge.bench.tofu_explore import explored
 from unmerge.bench.tofu_methods import Made, Request, methods
 from unmerge.bench.tofu_tables import AGAIN, BASE, FINE_TUNED, RETRAINED, tables
@@ -64,13 +65,14 @@ class Benchmark:
             torch.backends.cuda.matmul.allow_tf32 = True  # scores need no more; statistics switch it off themselves
         source = options.model or tofu_models.packaged()
         called = source.stem if source.suffix == ".gguf" else source.resolve().name
-        self.base, self.tokenizer = tofu_models.load(source, options.cache / called)
+        self.base, self.tokenizer = tofu_models.load(source, options.cache)
         self.base.to(self.device)
         self.training = LanguageTraining(
             epochs=options.epochs, lr=options.lr, batch_size=options.batch_size, seed=options.seed
         )
         trained = f"{called}-{options.epochs}-{options.lr:g}-{options.batch_size}-{options.limit or 'all'}"
-        self.folder = options.cache / trained
+        made_from = short_checksum(self.base.state_dict(), vars(self.training) | {"seed": None})
+        self.folder = options.cache / f"{trained}-{made_from}"
         self.answers = self.folder / f"{options.split}-{options.seed}-{options.new_tokens}"
 
     def run(self) -> Evaluation:
@@ -98,10 +100,7 @@ class Benchmark:
     def explore(self) -> Evaluation:
         """The grid of edits; only what needs no generation is measured."""
         request = self._request()
-        anchors = {
-            RETRAINED: self._answered(RETRAINED, lambda: Made(self._retrained(), 0.0))[0],
-            FINE_TUNED: self._answered(FINE_TUNED, lambda: Made(request.model, 0.0))[0],
-        }
+        anchors = {RETRAINED: self._retrained, FINE_TUNED: lambda: request.model}
         folder, only = self.answers / "cells", self.options.only or ()
         cells = explored(request, self.tokenizer, self.data.splits, anchors, folder, only)
         return Evaluation({"cells": cells}, {}, self._settings(request))

@@ -6,10 +6,11 @@ import itertools
 import json
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import nn
 from tqdm.auto import tqdm
 
 from unmerge.bench.tofu_methods import MASKS, Pair, Request, Variant, collected, fitted
@@ -59,17 +60,25 @@ def grid(blocks: int) -> dict[str, Variant]:
 
 
 def explored(
-    request: Request, tokenizer: Any, splits: Splits, anchors: Mapping[str, Answers], cache: Path, only: Sequence[str]
+    request: Request,
+    tokenizer: Any,
+    splits: Splits,
+    anchors: Mapping[str, Callable[[], nn.Module]],
+    cache: Path,
+    only: Sequence[str],
 ) -> Table:
     """The cells of the grid, the best forget quality first; each is kept in a file of `cache`.
 
-    anchors: the answers of "retrained" and of other models to compare with.
+    anchors: makes "retrained" and other models to compare with, which are asked as the cells are.
     only: parts of names, such as "upper mlp, base": a cell that has all parts of one of them is chosen; empty: all.
     """
     cells = chosen_cells(grid(request.blocks), only)
     probed = {name: part for name, part in splits.items() if name != "holdout"}
-    retrained = anchors["retrained"]
-    found = {name: _figures(answers, probed, retrained) for name, answers in anchors.items()}
+    asked = {
+        name: _anchor(make, request, tokenizer, probed, cache / f"{name}.safetensors") for name, make in anchors.items()
+    }
+    retrained = asked["retrained"]
+    found = {name: _figures(answers, probed, retrained) for name, answers in asked.items()}
     statistics: dict[str, Pair] = {}
     measured: dict[str, dict[str, float]] = {}
     for name, variant in tqdm(cells.items(), desc="cells", disable=None):
@@ -98,6 +107,18 @@ def chosen_cells(cells: Mapping[str, Variant], only: Sequence[str]) -> dict[str,
     return chosen if only else dict(cells)
 
 
+def _anchor(make: Callable[[], nn.Module], request: Request, tokenizer: Any, probed: Splits, path: Path) -> Answers:
+    """What a model to compare with says, from the cache where it was there before."""
+    if not path.is_file():
+        _asked(make(), request, tokenizer, probed).save(path)
+    return Answers.load(path)
+
+
+def _asked(model: nn.Module, request: Request, tokenizer: Any, probed: Splits) -> Answers:
+    """What needs no generation, in one precision for all models: forget quality compares their answers."""
+    return ask(model, tokenizer, probed, autocast=request.half)
+
+
 def _cell(
     request: Request, variant: Variant, statistics: Pair, tokenizer: Any, probed: Splits, retrained: Answers
 ) -> dict[str, dict[str, float]]:
@@ -112,7 +133,7 @@ def _cell(
     rows = {}
     for times in STRENGTHS:
         with edit.applied(request.model, times * alpha) as changed:
-            answers = ask(changed, tokenizer, probed, autocast=request.half)
+            answers = _asked(changed, request, tokenizer, probed)
         rows[f"{times:g}"] = _figures(answers, probed, retrained) | {"alpha": times * alpha, "seconds": seconds}
     return rows
 

@@ -17,6 +17,7 @@ from unmerge.baselines.language.losses import mean_loss
 from unmerge.baselines.language.sequences import read_sequences
 from unmerge.baselines.language.training import LanguageTraining, train
 from unmerge.batches import device_of
+from unmerge.bench.caching import file_checksum
 from unmerge.errors import FileError
 from unmerge.evaluation.language import Encoded, padded
 
@@ -36,14 +37,17 @@ def packaged() -> Path:
     )
 
 
-def load(source: Path, converted: Path) -> tuple[Any, Any]:
+def load(source: Path, cache: Path) -> tuple[Any, Any]:
     """A causal language model in float32 and its tokenizer, from a checkpoint folder or a GGUF file.
 
-    converted: the folder in which a GGUF file is kept as a checkpoint, so that it is unpacked once.
+    cache: the folder in which a GGUF file is kept as a checkpoint, so that it is unpacked once.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     if source.suffix == ".gguf":
+        if not source.is_file():
+            raise FileError(f"there is no file {source}.")
+        converted = cache / f"{source.stem}-{file_checksum(source)}"
         if not converted.is_dir():
             convert(source, converted)
         source = converted
@@ -59,8 +63,6 @@ def convert(source: Path, target: Path) -> None:
 
     if importlib.util.find_spec("gguf") is None:
         raise FileError(f"{source} is read with the package gguf: pip install gguf.")
-    if not source.is_file():
-        raise FileError(f"there is no file {source}.")
     place = {"pretrained_model_name_or_path": str(source.parent), "gguf_file": source.name}
     tokenizer = AutoTokenizer.from_pretrained(**place)
     quantised = AutoModelForCausalLM.from_pretrained(**place)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from unmerge.cli import edits, exports, models, requests
+from unmerge.cli import checkpoints, edits, exports, models, requests
 from unmerge.cli import run_directory as directories
 from unmerge.cli.command import add
 from unmerge.cli.console import Output
@@ -16,6 +16,7 @@ from unmerge.edit import Edit
 from unmerge.errors import FileError
 from unmerge.files import read_json, write_tensors
 from unmerge.interop.card import model_card
+from unmerge.interop.checkpoints import put_edited
 
 EXAMPLES = [
     "unmerge apply forget-cat --model ./resnet --to resnet-without-cat",
@@ -48,9 +49,12 @@ def apply(
         data.check()
     directories.check_target(to, overwrite)
     edit = Edit.load(edits.edit_in(directory))
+    place = Path(model.model).expanduser()
+    if model.weights is None and not recalibrate and checkpoints.is_language_checkpoint(place):
+        _apply_to_files(output, directory, edit, place, model.model, to, alpha, force, overwrite)
+        return
     loaded = models.load(model.model, model.weights, model.device)
-    if loaded.directory is not None and loaded.directory.resolve() == to.resolve():
-        raise FileError(f"{to} is the model itself. Choose another directory: the base stays as it is.")
+    _check_elsewhere(loaded.directory, to)
     batches = requests.requested(data, loaded).retain if recalibrate else None
     before = {name: value.detach().clone().cpu() for name, value in loaded.module.state_dict().items()}
     known = exports.checksums(before)
@@ -69,23 +73,66 @@ def apply(
             "changed": changed,
             "checksum": exports.checksum(after),
         }
-        exports.write_record(part, loaded, known, details)
-        _card(part, directory, edit, loaded, strength)
-    output.show(f"{to}: {len(changed)} tensors changed at alpha {strength:g}; {loaded.reference} is as it was.")
-    output.result({"to": str(to), "base": loaded.reference, **details})
+        exports.write_record(
+            part, exports.origin_of(loaded.reference, loaded.directory, loaded.weights), known, details
+        )
+        _card(part, directory, edit, loaded.reference, loaded.directory is not None, strength)
+    _tell(output, to, loaded.reference, details)
 
 
-def _card(part: Path, run: Path, edit: Edit, model: models.Loaded, alpha: float | None) -> None:
+def _apply_to_files(
+    output: Output,
+    directory: Path,
+    edit: Edit,
+    place: Path,
+    reference: str,
+    to: Path,
+    alpha: float | None,
+    force: bool,
+    overwrite: bool,
+) -> None:
+    """The same for a language model's checkpoint, one tensor at a time."""
+    _check_elsewhere(place, to)
+    strengths = edit.strengths(alpha, None)
+    known = checkpoints.checksums(place)
+    with directories.replacing_directory(to, overwrite) as part:
+        put_edited(part, place, edit, *strengths, force)
+        after = checkpoints.checksums(part)
+        details: dict[str, Any] = {
+            "edit": str(directory.resolve()),
+            "alpha": strengths[0],
+            "recalibrated": False,
+            "as_files": True,
+            "changed": [name for name, value in after.items() if known[name] != value],
+            "checksum": exports.checksum(after),
+        }
+        exports.write_record(part, exports.origin_of(reference, place, None), known, details)
+        _card(part, directory, edit, reference, True, strengths[0])
+    _tell(output, to, reference, details)
+
+
+def _check_elsewhere(base: Path | None, to: Path) -> None:
+    if base is not None and base.resolve() == to.resolve():
+        raise FileError(f"{to} is the model itself. Choose another directory: the base stays as it is.")
+
+
+def _tell(output: Output, to: Path, reference: str, details: dict[str, Any]) -> None:
+    changed = len(details["changed"])
+    output.show(f"{to}: {changed} tensors changed at alpha {details['alpha']:g}; {reference} is as it was.")
+    output.result({"to": str(to), "base": reference, **details})
+
+
+def _card(part: Path, run: Path, edit: Edit, reference: str, is_directory: bool, alpha: float | None) -> None:
     """README.md in Hugging Face form."""
     record, evaluation = (_json(run / name) for name in (directories.RECORD, "evaluation.json"))
     # A bare name would read as a repository on the Hub.
-    base = model.reference if "/" in model.reference or model.directory is None else f"./{model.reference}"
+    base = f"./{reference}" if is_directory and "/" not in reference else reference
     card = model_card(
         edit.to_dict(),
         base,
         alpha=alpha,
         request=record.get("request"),
-        library_name="pytorch" if model.directory is None else "transformers",
+        library_name="transformers" if is_directory else "pytorch",
         evaluation=evaluation or None,
     )
     (part / "README.md").write_text(card, encoding="utf-8")

@@ -60,7 +60,12 @@ def collect(
     loaded = models.load(model.model, model.weights, model.device)
     batches, share = _share(requests.opened(data.data, data, loaded), data, Shard(number, total, "", per_class))
     found = collected(
-        loaded.module, batches, None if layers is None else names_in(layers), per_class=per_class, what="collect"
+        loaded.module,
+        batches,
+        None if layers is None else names_in(layers),
+        per_class=per_class,
+        mask=data.counted(),
+        what="collect",
     )
     if share is None:
         found.save(out)

@@ -191,7 +191,9 @@ def source_of(
         if isinstance(data, Iterator):
             raise DataError(f"{reference} returned a one-shot iterator; expected a DataLoader or a list of batches.")
         return data
-    raise FileError(f"there is no data {reference!r}: expected an .npz, a .jsonl, a folder, or package.module:function.")
+    raise FileError(
+        f"there is no data {reference!r}: expected an .npz, a .jsonl, a folder, or package.module:function."
+    )
 
 
 def _places_of(classes: list[str], model_names: Mapping[int, str]) -> dict[str, int]:

@@ -10,10 +10,12 @@ from typing import Annotated, Any
 import typer
 from torch import nn
 
+from unmerge.batches import first_batch
 from unmerge.bench.comparison import summary
-from unmerge.cli import edits, models, requests
+from unmerge.cli import answers, edits, models, requests
 from unmerge.cli.command import add
 from unmerge.cli.console import Output
+from unmerge.cli.measuring import ANSWERS, measure_of
 from unmerge.cli.run_directory import check_file
 from unmerge.errors import suggest
 from unmerge.evaluation.pipeline import AXES
@@ -26,6 +28,7 @@ EXAMPLES = [
     "--test ./test",
     "unmerge evaluate --model ./resnet --edit forget-cat --reference ./retrained --data ./train --forget label=cat "
     "--tables --out table.md --out table.tex",
+    "unmerge evaluate --model ./llama-tuned --edit out --forget forget.jsonl --retain retain.jsonl",
     "unmerge evaluate --model my.models:build@w.safetensors --data train.npz --forget label=3 --axes accuracy --json",
 ]
 
@@ -62,7 +65,10 @@ def evaluate(
     tables: Annotated[bool, typer.Option("--tables", help="Print every table, not the summary alone.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that are there.")] = False,
 ) -> None:
-    """Judge models on the forget, retain and test data: accuracy, features, membership, fidelity and more."""
+    """Judge models on the forget, retain and test data: accuracy, features, membership, fidelity and more.
+
+    Of a language model it is the mean probability of the right answers.
+    """
     data.check()
     chosen = _axes(axes)
     targets = [_target(path, overwrite) for path in out or []]
@@ -83,7 +89,12 @@ def evaluate(
     others = [None if place is None else models.load(place, device=device).module for place in (reference, floor)]
     start = None if init is None else models.initial(init)
     output.note(f"evaluating {len(rows)} models on {request.description}")
-    found = evaluated(rows, others[0], splits, chosen, others[1], features=features, init=start, seed=seed)
+    if measure_of(first_batch(request.forget, "forget")) is ANSWERS:
+        if axes is not None:
+            raise typer.BadParameter("--axes are those of classifiers; of texts the answer probability is measured.")
+        found = answers.judged(rows, others[0], others[1], splits)
+    else:
+        found = evaluated(rows, others[0], splits, chosen, others[1], features=features, init=start, seed=seed)
     output.show(output.spelled(_shown(found, tables)))
     for path in targets:
         _write(found, path)

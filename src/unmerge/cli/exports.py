@@ -24,8 +24,8 @@ from unmerge.version import VERSION
 WEIGHTS = "model.safetensors"
 BEFORE = "before.safetensors"  # what the edit changed, where the base lies in no file
 KIND = "weights"
-_BESIDE = (".json", ".txt", ".model")  # of what stands beside the weights: preprocessing, tokenizer
-_NOT_BESIDE = ("config.json", "run.json", APPLIED)
+BESIDE = (".json", ".txt", ".model", ".jinja")  # of what stands beside the weights: preprocessing, tokenizer
+_NOT_BESIDE = ("config.json", "run.json", "adapter_config.json", APPLIED)
 
 
 def checksums(state: Mapping[str, Tensor]) -> dict[str, str]:
@@ -46,22 +46,32 @@ def write_model(directory: Path, model: Loaded) -> None:
         model.module.save_pretrained(directory)  # type: ignore[operator]
     except SafetensorError as error:
         raise FileError(f"{directory} could not be written: {error}") from error
-    for file in sorted(model.directory.iterdir()):
-        wanted = file.is_file() and file.suffix in _BESIDE and file.name not in _NOT_BESIDE
+    places = [model.directory, *([] if model.base is None else [model.base])]
+    for file in (file for place in places for file in sorted(place.iterdir())):
+        wanted = file.is_file() and file.suffix in BESIDE and file.name not in _NOT_BESIDE
         if wanted and not file.name.endswith(".index.json") and not (directory / file.name).exists():
             shutil.copyfile(file, directory / file.name)
 
 
-def write_record(directory: Path, model: Loaded, before: Mapping[str, str], more: Mapping[str, Any]) -> None:
+def origin_of(reference: str, directory: Path | None, weights: Path | None) -> dict[str, str | None]:
+    """Where a model came from, as a record says it."""
+    return {
+        "reference": reference,
+        "directory": None if directory is None else str(directory.resolve()),
+        "weights": None if weights is None else str(weights.resolve()),
+    }
+
+
+def write_record(
+    directory: Path, origin: Mapping[str, str | None], before: Mapping[str, str], more: Mapping[str, Any]
+) -> None:
     """Which model this one was made from, and what was done to it."""
     record = {
         "kind": "edited model",
         "unmerge": VERSION,
         "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "base": {
-            "reference": model.reference,
-            "directory": None if model.directory is None else str(model.directory.resolve()),
-            "weights": None if model.weights is None else str(model.weights.resolve()),
+            **origin,
             "checksum": checksum(before),
             "tensors": dict(before),
         },

@@ -83,6 +83,7 @@ class Texts(Source):
 
     def __init__(self, path: Path, tokenizer: Any, options: TextOptions) -> None:
         self.path, self.records, self.names = path, read_records(path), {}
+        self.tokenizer = tokenizer
         try:
             self._encoded = encoding.encode(
                 tokenizer,
@@ -113,7 +114,9 @@ class Texts(Source):
         found = [str(record[entry]) if entry in record else None for record in self.records]
         known = sorted({value for value in found if value is not None}, key=lambda value: (len(value), value))
         if not known:
-            raise DataError(f"no record of {self.path} has an entry {entry!r}; the first has {listing(self.records[0])}.")
+            raise DataError(
+                f"no record of {self.path} has an entry {entry!r}; the first has {listing(self.records[0])}."
+            )
         absent = [value for value in values if value not in known]
         if absent:
             raise DataError(f"no record of {self.path} has {entry}={absent[0]}; there are {listing(known)}.")

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from unmerge.batches import first_batch, labels_of
 from unmerge.cli.edits import norms_matter, norms_of
 from unmerge.cli.parts import some_of
-from unmerge.cli.samples import Shown
+from unmerge.cli.samples import few_of
 from unmerge.cli.work import Gathered, Job
 from unmerge.edit import Edit
 from unmerge.errors import EditError
 from unmerge.initial import Init, initial_weights
 from unmerge.measures import accuracy, answer_probability
-from unmerge.strength import AlphaSearch, Metric, search_alpha
+from unmerge.strength import AlphaSearch, Metric, Point, search_alpha
 
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0)
 
@@ -32,12 +32,13 @@ class Measure:
     name: str
     key: str  # in run.json
     of: Metric
-    max_alpha: float  # of the search
+    max_drop: float  # on retain data, where none is asked for
+    max_alpha: float
 
 
-ACCURACY = Measure("accuracy", "accuracy", accuracy, 10.0)
-# A few of many blocks in a row change the answers of a language model slowly.
-ANSWERS = Measure("answer probability", "probability", answer_probability, 128.0)
+ACCURACY = Measure("accuracy", "accuracy", accuracy, 0.02, 10.0)
+# Every token counts here, so that it falls sooner; and a few of many blocks change an answer slowly.
+ANSWERS = Measure("answer probability", "probability", answer_probability, 0.1, 128.0)
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def check(job: Job) -> None:
 
 def measured(job: Job, edit: Edit, found: Gathered) -> Measured:
     """The edit at its strength: searched where it is open, with what is measured on a sample of the data."""
-    measure = _measure_of(first_batch(job.request.forget, "forget"))
+    measure = measure_of(first_batch(job.request.forget, "forget"))
     if measure is None:
         if edit.alpha is None:
             job.output.warn("the data have no labels, so no strength was searched; choose one with apply --alpha.")
@@ -84,26 +85,28 @@ def measured(job: Job, edit: Edit, found: Gathered) -> Measured:
             target = _target(job, measure, forget)
             search = search_alpha(
                 *(edit, module, forget, target, retain),
-                max_drop=settings.max_drop,
+                max_drop=measure.max_drop if settings.max_drop is None else settings.max_drop,
                 metric=None if measure is ACCURACY else measure.of,
                 max_alpha=measure.max_alpha,
                 recalibrate=norms,
             )
         edit = replace(edit, alpha=search.alpha, recipe=edit.recipe.but(alpha=search.alpha))
     with job.phase("curve", f"measuring forget and retain {measure.name} against alpha"):
-        curve = _curve(job, edit, measure, forget, retain, norms)
+        known = {} if search is None else {point.alpha: point for point in search.curve}
+        curve = _curve(job, edit, measure, forget, retain, norms, known)
     with job.phase("samples", "predicting before and after"):
         parts = {"forget": forget, "retain": retain}
         before = {name: measure.of(module, part) for name, part in parts.items()}
-        shown = Shown(job)
+        few = few_of(job.request, module)
+        said = few.ask()
         with edit.applied(module, recalibrate=norms):
             after = {name: measure.of(module, part) for name, part in parts.items()}
-            samples = shown.beside_now()
+            samples = few.entries(said, few.ask())
             kept = norms_of(module)
     return Measured(edit, measure, search, curve, {"before": before, "after": after}, samples, kept)
 
 
-def _measure_of(batch: Any) -> Measure | None:
+def measure_of(batch: Any) -> Measure | None:
     """Answer probabilities where tokens have labels, accuracies where samples have."""
     labels = batch.get("labels") if isinstance(batch, Mapping) else None
     if isinstance(labels, Tensor) and labels.dim() == 2:
@@ -137,12 +140,21 @@ def before_fine_tuning(model: nn.Module, init: Init) -> Iterator[nn.Module]:
 
 
 def _curve(
-    job: Job, edit: Edit, measure: Measure, forget: Iterable[Any], retain: Iterable[Any], norms: Iterable[Any] | None
+    job: Job,
+    edit: Edit,
+    measure: Measure,
+    forget: Iterable[Any],
+    retain: Iterable[Any],
+    norms: Iterable[Any] | None,
+    known: Mapping[float, Point],
 ) -> list[dict[str, float]]:
-    """What some strengths do; removed rows stay in, since without them every strength forgets."""
+    """What some strengths do, those of the search as it found them; removed rows stay in: without them all forget."""
     trial, module = replace(edit, removed=()), job.model.module
     curve = []
     for alpha in _strengths(edit.alpha):
+        if (point := known.get(alpha)) is not None and point.retain is not None:
+            curve.append({"alpha": alpha, "forget": point.forget, "retain": point.retain})
+            continue
         try:
             with trial.applied(module, alpha, recalibrate=norms if alpha else None, force=True):
                 values = {"forget": measure.of(module, forget), "retain": measure.of(module, retain)}

@@ -55,8 +55,19 @@ class RunOptions:
             help="Search the smallest strength that reaches --target, also where the edit recommends one.",
         ),
     ] = False
-    target: Annotated[float, typer.Option(help="Forget accuracy to reach; exit code 4 where none does.")] = 0.01
-    max_drop: Annotated[float, typer.Option(help="By how much retain accuracy may fall in the search.")] = 0.02
+    target: Annotated[
+        float | None,
+        typer.Option(
+            help="Forget accuracy to reach (by default 0.01), or answer probability of a language model (by default "
+            "that of --init); exit code 4 where no strength does.",
+        ),
+    ] = None
+    max_drop: Annotated[
+        float | None,
+        typer.Option(
+            help="By how much retain accuracy (by default 0.02) or answer probability (0.1) may fall in the search."
+        ),
+    ] = None
     recalibrate: Annotated[
         bool,
         typer.Option(
@@ -76,7 +87,7 @@ class RunOptions:
         if self.on_verdict not in VERDICTS:
             raise typer.BadParameter(f"--on-verdict {self.on_verdict!r}. {suggest(self.on_verdict, VERDICTS)}")
         for name, value, high in (("--target", self.target, 1.0), ("--max-drop", self.max_drop, 1.0)):
-            if not 0 <= value <= high or (name == "--target" and value in (0, 1)):
+            if value is not None and (not 0 <= value <= high or (name == "--target" and value in (0, 1))):
                 raise typer.BadParameter(f"{name} {value:g} is not a share, for example 0.01.")
         return Settings(
             self.on_verdict,

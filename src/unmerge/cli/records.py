@@ -14,8 +14,9 @@ from unmerge import report
 from unmerge.cli import recipes
 from unmerge.cli.console import Output
 from unmerge.cli.edits import write_norms
+from unmerge.cli.measuring import Measured
 from unmerge.cli.run_directory import RECORD
-from unmerge.cli.work import Job, Measured
+from unmerge.cli.work import Job
 from unmerge.diagnosis import Diagnosis
 from unmerge.files import replacing, write_json
 from unmerge.report.extra import MissingExtra
@@ -65,8 +66,9 @@ def write(
         "init": init,
         "request": job.request.description,
         "alpha": found.edit.alpha,
-        "accuracy": found.accuracy,
-        "accuracy_samples": job.settings.samples,
+        "measure": found.measure.name,
+        found.measure.key: found.shares,
+        f"{found.measure.key}_samples": job.settings.samples,
         "curve_rows": "removed rows of the head are left in for the curve" if found.edit.removed else "as applied",
         "recalibrated": bool(found.norms),
         "versions": versions(),

@@ -80,7 +80,7 @@ class DataOptions(SourceOptions):
         str | None,
         typer.Option(
             metavar="label=A,B",
-            help="Forget these classes, by number or name; of a .jsonl the records with ENTRY=A,B. A file FILE.jsonl or "
+            help="Forget these classes, by number or name; of a .jsonl the records with ENTRY=A,B. A FILE.jsonl or "
             "FILE.npz here is --forget-data FILE.",
             rich_help_panel=FORGOTTEN,
         ),

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from torch import Tensor
 
-from unmerge.cli import exports, models
+from unmerge.cli import checkpoints, exports, models
 from unmerge.cli import run_directory as directories
 from unmerge.cli.command import add
 from unmerge.cli.console import Output
@@ -38,15 +38,20 @@ def revert(
     record = exports.read_record(directory)
     expected: dict[str, str] = record["base"]["tensors"]
     with directories.replacing_directory(to, overwrite) as part:
-        if (directory / "config.json").is_file():
+        if record.get("as_files"):
+            place = _base(record, base)
+            _check(checkpoints.checksums(place), expected, str(place))
+            checkpoints.copy(place, part)
+            found = checkpoints.checksums(part)
+        elif (directory / "config.json").is_file():
             model = models.load(str(_base(record, base)), _weights(record, base), "cpu")
-            _check(model.module.state_dict(), expected, str(model.files))
+            _check(exports.checksums(model.module.state_dict()), expected, str(model.files))
             exports.write_model(part, model)
-            found = models.load(str(part), device="cpu").module.state_dict()
+            found = exports.checksums(models.load(str(part), device="cpu").module.state_dict())
         else:
             state = _state(directory, record, base, expected)
             write_tensors(part / exports.WEIGHTS, state, exports.KIND, {"unmerge": VERSION})
-            found = exports.weights_in(part)
+            found = exports.checksums(exports.weights_in(part))
         _check(found, expected, "what was written")
         write_json(
             part / directories.APPLIED,
@@ -60,11 +65,11 @@ def _state(directory: Path, record: dict[str, Any], base: Path | None, expected:
     """The weights of a base that is no Hugging Face model; its code is not run."""
     if base is None and (directory / exports.BEFORE).is_file():
         state = exports.weights_in(directory) | exports.weights_in(directory / exports.BEFORE)
-        _check(state, expected, str(directory))
+        _check(exports.checksums(state), expected, str(directory))
         return state
     path = _base(record, base)
     state = exports.weights_in(path)
-    _check(state, expected, str(path))
+    _check(exports.checksums(state), expected, str(path))
     return state
 
 
@@ -82,8 +87,8 @@ def _weights(record: dict[str, Any], base: Path | None) -> Path | None:
     return None if given is None or base is not None else Path(given)
 
 
-def _check(state: dict[str, Tensor], expected: dict[str, str], what: str) -> None:
-    changed = differences(exports.checksums(state), expected)
+def _check(found: dict[str, str], expected: dict[str, str], what: str) -> None:
+    changed = differences(found, expected)
     if changed:
         raise FileError(f"{what} is not the model that was edited: {listing(changed)} differ from the record.")
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from unmerge.batches import device_of
-from unmerge.cli import models, plan, recipes, records, requests, work
+from unmerge.cli import measuring, models, plan, recipes, records, requests, work
 from unmerge.cli import run_directory as directories
 from unmerge.cli.command import add
 from unmerge.cli.console import Output
@@ -29,6 +29,8 @@ EXAMPLES = [
     "unmerge run --model ./vit --init ./vit-base --data train.npz --forget-ids ids.txt --out out --recipe recipe.yaml",
     "unmerge run --model ./resnet --data ./images --forget label=dog --statistics forget-cat/statistics.safetensors "
     "--out forget-dog   (the next request: one pass over the dogs)",
+    "unmerge run --model ./llama-tuned --init ./llama --forget forget.jsonl --retain retain.jsonl --tokens answer "
+    "--layers mlp:last8 --out out   (questions with answers, or texts, in a language model)",
     "unmerge run ... --dry-run   (layers, memory and time, without running)",
 ]
 
@@ -59,10 +61,12 @@ def run(
     if not dry_run:
         directories.check_target(out, overwrite)
     loaded = models.load(model.model, model.weights, model.device)
+    init = loaded.start(init)
     job = work.Job(loaded, models.initial(init), requests.requested(data, loaded), recipe, settings, output)
     if dry_run:
         plan.show(job)
         return 0
+    measuring.check(job)
     return perform(job, out, overwrite, init, statistics, report=not no_report)
 
 
@@ -90,7 +94,7 @@ def perform(
             work.heed(job, found, diagnosis)
             output.heading(f"{job.request.description}: {diagnosis.verdict.kind}")
             output.show(diagnosis.verdict.sentence)
-            measured = work.measured(job, work.fitted(job, found, diagnosis), found)
+            measured = measuring.measured(job, work.fitted(job, found, diagnosis), found)
             resumed = known is not None or bool(kept.used)
             more: dict[str, Any] = {"inputs": inputs, "resumed": resumed}
             if before_report is not None:
@@ -117,7 +121,7 @@ def perform(
             "verdict": diagnosis.verdict.kind,
             "alpha": measured.edit.alpha,
             "reached": None if search is None else search.reached,
-            "accuracy": measured.accuracy,
+            measured.measure.key: measured.shares,
             "layers": list(measured.edit.layers),
             "resumed": resumed,
             "seconds": job.seconds,
@@ -165,14 +169,14 @@ def _known(job: work.Job, out: Path, inputs: dict[str, Any], given: Path | None,
     return found
 
 
-def _show(job: work.Job, found: work.Measured, out: Path, written: bool) -> None:
+def _show(job: work.Job, found: measuring.Measured, out: Path, written: bool) -> None:
     edit, output = found.edit, job.output
     if found.search is not None:
         output.show(str(found.search).partition("\n")[0])
-    if found.accuracy:
-        before, after = found.accuracy["before"], found.accuracy["after"]
+    if found.shares:
+        before, after = found.shares["before"], found.shares["after"]
         output.show(
-            f"forget accuracy {before['forget']:.4f} -> {after['forget']:.4f}, "
+            f"forget {found.measure.name} {before['forget']:.4f} -> {after['forget']:.4f}, "
             f"retain {before['retain']:.4f} -> {after['retain']:.4f} at alpha {edit.alpha:g}"
         )
     output.show(f"edit: {len(edit.layers)} layers, in {out / 'edit'}")

@@ -30,8 +30,8 @@ class Settings:
 
     on_verdict: str = "warn"
     search: bool = False  # also where the edit recommends a strength
-    target: float | None = None  # None: what the measure has
-    max_drop: float = 0.02
+    target: float | None = None  # of the search, as is the next; None: what suits the measure
+    max_drop: float | None = None
     recalibrate: bool = True  # the BatchNorms behind the edit, where there are any
     check_init: bool = True
     edited_only: bool = False

@@ -16,6 +16,7 @@ from unmerge.evaluation.result import Better, Column, Row
 from unmerge.evaluation.subject import NO_REFERENCE, Findings, NotMeasurable, Setting, Subject
 from unmerge.layers import candidates
 from unmerge.reading import all_batches
+from unmerge.sharded import is_sharded
 
 STEPS = (0, 1, 2, 5, 10, 20)
 RATE = 0.01
@@ -77,6 +78,8 @@ def observe(
     """The curve on at most `max_samples` forget samples, drawn by the seed."""
     if subject.module is None:
         raise NotMeasurable("only outputs were given; pass the model itself")
+    if is_sharded(subject.module):
+        raise NotMeasurable("the model is spread over processes, and a copy of it would be needed")
     if "forget" not in setting.splits:
         raise NotMeasurable("it needs the forget split")
     samples = pooled(setting.splits["forget"])

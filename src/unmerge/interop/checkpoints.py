@@ -45,25 +45,33 @@ def edit_checkpoint(
     source, target = Path(dir_in), Path(dir_out)
     alpha, head_alpha = edit.strengths(alpha, head_alpha)
     _check_target(source, target)
+    with taking_the_place_of(target) as part:
+        survived = put_edited(part, source, edit, alpha, head_alpha, force)
+        # A bare name would read as a repository on the Hub.
+        card = model_card(edit.to_dict(), base_model or f"./{source.resolve().name}", alpha=alpha)
+        (part / "README.md").write_text(card, encoding="utf-8")
+    return survived
+
+
+def put_edited(
+    part: Path, source: Path, edit: Edit, alpha: float, head_alpha: float, force: bool = False
+) -> dict[str, float]:
+    """What `edit_checkpoint` writes but for the card, into an empty directory."""
     head_bias = [] if edit.head is None else [tensor_name(edit.head, "bias")]  # which tells of rows removed before
     checkpoint = located(Checkpoint.of(source), [*edit.touched, *head_bias], edit.weights)
     _check_weights(edit, checkpoint, force)
     survived: dict[str, float] = {}
-    with taking_the_place_of(target) as part:
-        _copy_beside(source, part, checkpoint.files)
-        for file in checkpoint.files:
-            copy_file(source / file, part / file)
-            with overwriting(part / file) as put:
-                for name in (name for name in edit.touched if checkpoint.places[name].file == file):
-                    state = {key: checkpoint[key] for key in (name, *head_bias) if key in checkpoint}
-                    value = rewritten(edit, name, state, alpha, head_alpha)
-                    if not value.isfinite().all():
-                        raise EditError(f"at alpha={alpha:g} the edit makes {name} infinite in its type; lower alpha.")
-                    put(checkpoint.places[name].name, value)
-                    survived |= _survived(edit, name, state, alpha, head_alpha)
-        # A bare name would read as a repository on the Hub.
-        card = model_card(edit.to_dict(), base_model or f"./{source.resolve().name}", alpha=alpha)
-        (part / "README.md").write_text(card, encoding="utf-8")
+    _copy_beside(source, part, checkpoint.files)
+    for file in checkpoint.files:
+        copy_file(source / file, part / file)
+        with overwriting(part / file) as put:
+            for name in (name for name in edit.touched if checkpoint.places[name].file == file):
+                state = {key: checkpoint[key] for key in (name, *head_bias) if key in checkpoint}
+                value = rewritten(edit, name, state, alpha, head_alpha)
+                if not value.isfinite().all():
+                    raise EditError(f"at alpha={alpha:g} the edit makes {name} infinite in its type; lower alpha.")
+                put(checkpoint.places[name].name, value)
+                survived |= _survived(edit, name, state, alpha, head_alpha)
     return {name: survived[name] for name in edit.layers}
 
 

@@ -57,6 +57,20 @@ def _notes(notes: Mapping[str, Any]) -> list[str]:
     return said + [f"approximation: {note}" for note in notes.get("approximations") or []]
 
 
+def _weak_proof(measure: str) -> tuple[str, str]:
+    if measure == "accuracy":
+        why = (
+            "A mask on the outputs has the same accuracy and changes no feature. Compare features with a retrained "
+            "model or with that mask before you rely on the edit."
+        )
+    else:
+        why = (
+            "The model may still know an answer that it no longer gives in these words. Ask otherwise, and compare "
+            "with a model that was fine-tuned without the data."
+        )
+    return f"Low {measure} alone is a weak proof.", why
+
+
 def limits(report: Report) -> list[tuple[str, str]]:
     """What the edit does not do, with this run's own numbers where it has them."""
     kind = report.diagnosis["verdict"]["kind"]
@@ -81,11 +95,7 @@ def limits(report: Report) -> list[tuple[str, str]]:
             "Samples of the same concept that look different may be treated differently. Try the edited model on data "
             "that neither the edit nor the search for alpha has seen.",
         ),
-        (
-            "Low accuracy alone is a weak proof.",
-            "A mask on the outputs has the same accuracy and changes no feature. Compare features with a retrained "
-            "model or with that mask before you rely on the edit.",
-        ),
+        _weak_proof(report.measure),
         (
             "It can be undone.",
             "Whoever has the original checkpoint or the edit file has what was removed. The file of statistics and the "

@@ -12,12 +12,11 @@ from unmerge.report.words import shortened
 _DOTS = 400  # beyond so many, a layer's principal angles are drawn as a range
 _MARKERS = 80  # beyond so many layers, lines have no points
 _SPECTRA = 4
+Curve = Sequence[tuple[float, float, float | None]]  # alpha, forget, retain
 
 
-def alpha_chart(
-    curve: Sequence[tuple[float, float, float | None]], chosen: float | None, target: float | None
-) -> Chart:
-    """Forget and retain accuracy against alpha, with the corners that place the slider's mark in each shape."""
+def alpha_chart(curve: Curve, chosen: float | None, target: float | None, measure: str = "accuracy") -> Chart:
+    """Forget and retain measure against alpha, with the corners that place the slider's mark in each shape."""
     alphas = [alpha for alpha, _, _ in curve]
     kept = [(alpha, retain) for alpha, _, retain in curve if retain is not None]
 
@@ -49,7 +48,7 @@ def alpha_chart(
                 axes.plot(places, shares, color=color, linewidth=1.0, linestyle=(0, (4, 2)))
                 axes.plot(places, shares, marker, color=color, markeredgecolor=PAPER, markersize=6.5)
         axes.set_xlabel("strength of the edit (alpha)")
-        axes.set_title("accuracy, %", color=MUTED, fontsize=9.5, pad=18)
+        axes.set_title(f"{measure}, %", color=MUTED, fontsize=9.5, pad=18)
         # The page has a legend of its own, beside the values at the slider.
         figure.subplots_adjust(
             left=0.055 if wide else 0.115, right=0.99, top=0.87 if wide else 0.86, bottom=0.16 if wide else 0.19
@@ -58,7 +57,7 @@ def alpha_chart(
         (x0, y0), (x1, y1) = (axes.transData.transform(corner) for corner in ((alphas[0], 0), (alphas[-1], 100)))
         return tuple(round(float(value), 2) for value in (x0, x1, height - y0, height - y1))
 
-    label = "Forget and retain accuracy against the strength alpha. The values are in the table below the chart."
+    label = f"Forget and retain {measure} against the strength alpha. The values are in the table below the chart."
     return chart_of("alpha", draw, label, 280, 240)
 
 

@@ -26,6 +26,11 @@ class Report:
     points: list[Mapping[str, Any]] = field(default_factory=list)  # a finer curve than the search's
 
     @property
+    def measure(self) -> str:
+        """What was measured on forget and retain data."""
+        return str(self.run.get("measure", "accuracy"))
+
+    @property
     def alpha(self) -> float | None:
         """The strength that was used: the run's own word, else what the search found, else the recommendation."""
         search = self.search or {}

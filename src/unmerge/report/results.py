@@ -17,7 +17,7 @@ _ARROWS = {"higher": ("↑", "higher is better"), "lower": ("↓", "lower is bet
 
 def outcome(report: Report) -> list[dict[str, str]]:
     """Accuracy before and after: what the run measured, else from the evaluation, else from the curve."""
-    measured = report.run.get("accuracy") or {}
+    measured = report.run.get("accuracy") or report.run.get("probability") or {}
     was, now = (measured.get(when) or {} for when in ("before", "after"))
     if names := [name for name in ("forget", "retain", "test") if name in was and name in now]:
         return [_change(name, was[name], now[name]) for name in names]
@@ -103,7 +103,9 @@ def strength(report: Report) -> dict[str, Any] | None:
     first, last = curve[0][0], curve[-1][0]
     chosen = report.alpha if report.alpha is not None and first <= report.alpha <= last else None
     return {
-        "chart": charts.alpha_chart(curve, chosen, search.get("target") if search.get("score") == "target" else None),
+        "chart": charts.alpha_chart(
+            curve, chosen, search.get("target") if search.get("score") == "target" else None, report.measure
+        ),
         "rows": [
             {"alpha": f"{alpha:g}", "forget": percent(forget), "retain": percent(retain), "used": alpha == chosen}
             for alpha, forget, retain in curve
@@ -114,7 +116,7 @@ def strength(report: Report) -> dict[str, Any] | None:
         "step": _step(last - first),
         "start": chosen if chosen is not None else first,
         "chosen": chosen,
-        "decided": _decided(search),
+        "decided": _decided(search, report.measure),
         "note": _put_back(report, chosen),
     }
 
@@ -140,16 +142,16 @@ def _step(span: float) -> float:
     return float(f"{next(size for size in (1, 2, 5, 10) if size * power >= span / 200 * 0.999) * power:.6g}")
 
 
-def _decided(search: Mapping[str, Any]) -> str:
+def _decided(search: Mapping[str, Any], measure: str) -> str:
     """Why the search stopped where it did."""
     if not search:
         return ""
     alpha, target = f"{search['alpha']:g}", percent(search["target"])
     reasons = {
-        "target": f"{alpha} is the smallest alpha that was found to bring forget accuracy to {target} or less.",
-        "retain": f"Beyond {alpha}, retain accuracy would fall by more than was allowed; forget accuracy stays above "
+        "target": f"{alpha} is the smallest alpha that was found to bring forget {measure} to {target} or less.",
+        "retain": f"Beyond {alpha}, retain {measure} would fall by more than was allowed; forget {measure} stays above "
         f"{target}.",
-        "max_alpha": f"No alpha that was tried brings forget accuracy to {target}; it is lowest at {alpha}.",
+        "max_alpha": f"No alpha that was tried brings forget {measure} to {target}; it is lowest at {alpha}.",
         "best score": f"{alpha} has the best score ({search['score']}) of those tried.",
     }
     return reasons.get(search["stopped_by"], "")

@@ -37,6 +37,7 @@ def view(report: Report) -> dict[str, Any]:
         "request": str(run.get("request", "the request")),
         "created": _time(run.get("created")),
         "verdict": _verdict(report),
+        "measure": report.measure,
         "outcome": results.outcome(report),
         "removed": results.removed(report),
         "open_tables": [table for table in tables if table["title"] in shown],
@@ -57,6 +58,7 @@ def view(report: Report) -> dict[str, Any]:
         ],
         "angles": charts.angle_chart(layers) if layers else None,
         **_samples(run.get("samples") or []),
+        "texts": [_text(sample) for sample in run.get("samples") or [] if "text" in sample],
         **account.made(report),
         "limits": account.limits(report),
     }
@@ -130,8 +132,9 @@ def _range(values: list[float], digits: int, unit: str = "") -> str:
 
 def _samples(samples: list[Mapping[str, Any]]) -> dict[str, Any]:
     """The images that are PNGs and fit, and how many were left out."""
+    pictured = [sample for sample in samples if "text" not in sample]
     shown, size = [], 0
-    for sample in samples:
+    for sample in pictured:
         image = _png(sample.get("png"))
         if image is None or size + len(image) > IMAGE_BYTES:
             continue
@@ -147,7 +150,13 @@ def _samples(samples: list[Mapping[str, Any]]) -> dict[str, Any]:
                 "changed": sample.get("before") != sample.get("after"),
             }
         )
-    return {"samples": shown, "samples_left_out": len(samples) - len(shown)}
+    return {"samples": shown, "samples_left_out": len(pictured) - len(shown)}
+
+
+def _text(sample: Mapping[str, Any]) -> dict[str, str]:
+    """A question with its answer, or a plain text, with what the model said of it."""
+    said = {name: str(sample.get(name, "")) for name in ("text", "label", "before", "after")}
+    return said | {"was": percent(sample.get("before_confidence")), "now": percent(sample.get("after_confidence"))}
 
 
 def _png(text: Any) -> str | None:

@@ -13,6 +13,7 @@ TABLES = {
     "model's: a mask on the outputs changes no feature. A probe is trained anew on the frozen features.",
     "accuracy": "The share of samples that are labelled right, in percent. ToW is how close the three accuracies are "
     "to the retrained model's: 1 is equal.",
+    "answers": "The mean probability of the right answers, in percent.",
     "groups": "The same for groups of samples, in percent.",
     "decodability": "How often a linear probe on the frozen features still labels forgotten and retained samples "
     "right, in percent. The probe is new, so hiding an output does not help.",

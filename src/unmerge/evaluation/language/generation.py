@@ -37,7 +37,9 @@ def generate(
     device = device_of(model)
     size = batch_size or BATCH.get(device.type, BATCH["cpu"])
     end = end_token(tokenizer)
-    settings = GenerationConfig(do_sample=False, max_new_tokens=new_tokens, eos_token_id=end, pad_token_id=end)
+    # What is left out here would be taken from the model's own configuration.
+    greedy = {"do_sample": False, "num_beams": 1, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0}
+    settings = GenerationConfig(max_new_tokens=new_tokens, eos_token_id=end, pad_token_id=end, **greedy)
     if half if half is not None else device.type == "cuda":
         model = copy.deepcopy(model).to(torch.bfloat16)
     prompts = encode_prompts(tokenizer, questions)

@@ -1,0 +1,112 @@
+"""What the files of edits and of statistics hold, and whether what was read from one is that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from unmerge.accumulation import LayerStatistics
+from unmerge.errors import listing
+from unmerge.forms import check_fields, shown
+from unmerge.layers import tensor_name
+from unmerge.moments import Moments
+
+_MOST = 2**53  # rows or samples: beyond it a float cannot count
+_EDIT = {
+    "alpha": float | None,
+    "head": str | None,
+    "removed": list[int],
+    "weights": dict[str, str],
+    "provenance": dict[str, Any],
+    "recipe": dict[str, Any],
+    "layers": dict[str, dict[str, Any]],
+}
+LAYER_FACTS = {"shift_to": str | None, "transposed": bool, "beyond_lora": str | None}  # of a layer beside its tensors
+# Of where an edit comes from, what pages and cards show; an edit may lack any of it.
+_SHOWN = {
+    "samples": dict[str, int],
+    "classes": list[int],
+    "choices": dict[str, str],
+    "verdict": dict[str, Any] | None,
+}
+STATISTICS = {
+    "samples": int,
+    "weights": dict[str, str],
+    "classes": list[int],
+    "class_samples": list[int],
+    "head": str | None,
+    "shift_to": dict[str, str | None],
+    "left_out": dict[str, str],
+}
+
+
+def check_edit(header: Any) -> None:
+    """Raise TypeError where the header of an edit has not the form that `Edit.to_dict` gives it."""
+    check_fields(header, _EDIT)
+    for name, entry in header["layers"].items():
+        check_fields(entry, LAYER_FACTS, f"layer {name!r}")
+    provenance = header["provenance"]
+    check_fields(provenance, {name: form for name, form in _SHOWN.items() if name in provenance}, "its provenance")
+    if provenance.get("verdict") is not None:
+        check_fields(provenance["verdict"], {"kind": str, "sentence": str}, "its verdict")
+
+
+def check_statistics(header: Any) -> None:
+    """Raise TypeError or ValueError where the header of statistics is not that of a pass over samples."""
+    check_fields(header, {**STATISTICS, "layers": dict[str, dict[str, Any]]})
+    layers, classes, counts = header["layers"], header["classes"], header["class_samples"]
+    in_range = 0 < header["samples"] <= _MOST and all(0 < count <= _MOST for count in counts)
+    if not layers or not in_range or len(classes) != len(counts) or sorted(set(classes)) != classes:
+        raise ValueError(f"{len(layers)} layers, {header['samples']} samples, {len(classes)} classes")
+    if header["head"] is not None and tensor_name(header["head"], "weight") not in header["weights"]:
+        raise ValueError(f"a head {shown(header['head'])} that the model has not")
+    places, shift_to = {None, *header["weights"]}, header["shift_to"]
+    lost = [name for name in layers if name not in shift_to or shift_to[name] not in places]
+    if lost:
+        raise ValueError(f"no place for a constant of {listing(lost)}")
+
+
+def tensors_of(layer: LayerStatistics) -> dict[str, Tensor]:
+    """The tensors of a layer by the names that a file has for them."""
+    tensors = {"class_rows": layer.class_rows, "class_sums": layer.class_sums}
+    if layer.sample is not None:
+        tensors["sample"] = layer.sample
+    parts = {"": layer.moments} | {f"{code}/": part for code, part in layer.class_moments.items()}
+    for prefix, moments in parts.items():
+        tensors |= {
+            f"{prefix}pivot": moments.pivot,
+            f"{prefix}total": moments.total,
+            f"{prefix}gram": moments.gram,
+        }
+    return tensors
+
+
+def layer_of(tensors: Mapping[str, Tensor], entry: Mapping[str, Any], classes: int) -> LayerStatistics:
+    """The layer of such tensors; KeyError, TypeError or ValueError where they do not belong together."""
+    check_fields(entry, {"rows": float, "class_moments": dict[str, float]}, "a layer")
+    features = tensors["pivot"].shape  # (d), or (groups, d)
+
+    def moments(prefix: str, rows: float) -> Moments:
+        parts = [tensors[f"{prefix}{part}"] for part in ("pivot", "total", "gram")]
+        expected = (features, features, (*features, *features[-1:]))
+        if not 0 < rows <= _MOST or any(part.shape != shape for part, shape in zip(parts, expected, strict=True)):
+            raise ValueError(f"moments of {rows} rows with shapes {[tuple(part.shape) for part in parts]}")
+        return Moments.build(rows, *parts)
+
+    labelled = (tensors["class_rows"].shape, tensors["class_sums"].shape)
+    if labelled not in (((0,), (0,)), ((classes,), (classes, *features))) or not 1 <= len(features) <= 2:
+        raise ValueError(f"class tensors of shapes {[tuple(shape) for shape in labelled]} for {classes} classes")
+    if any(not 0 <= int(code) < classes for code in entry["class_moments"]):
+        raise ValueError(f"moments of classes {listing(entry['class_moments'])} out of {classes}")
+    broken = [key for key, tensor in tensors.items() if not tensor.is_floating_point() or not tensor.isfinite().all()]
+    if broken:
+        raise ValueError(f"{listing(broken)} hold no sums")
+    return LayerStatistics(
+        moments("", entry["rows"]),
+        tensors["class_rows"],
+        tensors["class_sums"],
+        {int(code): moments(f"{code}/", rows) for code, rows in entry["class_moments"].items()},
+        tensors.get("sample"),
+    )

@@ -1,0 +1,74 @@
+"""What killed processes left is told from what living ones write."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from unmerge.directories import taking_the_place_of
+from unmerge.files import replacing
+from unmerge.leftovers import OLD, sweep, unfinished
+
+
+def names(place: Path) -> set[str]:
+    return {path.name for path in place.iterdir()}
+
+
+def test_leftovers_of_the_dead_are_removed_and_of_the_living_not(tmp_path: Path) -> None:
+    target = tmp_path / "file"
+    with unfinished(target) as alive, unfinished(target, is_directory=True) as alive_too:
+        (tmp_path / ".file.abcdefgh.part").write_text("half")
+        (tmp_path / ".file.abcdefg_.part").mkdir()
+        others = {".file.part", ".file.other.abcdefgh.part", ".fil.abcdefgh.part", "file.x", ".file.ABCDEFGH.part"}
+        for other in others:
+            (tmp_path / other).write_text("somebody else's")
+        with replacing(target) as part:
+            part.write_text("new")
+        assert names(tmp_path) == {"file", alive.name, alive_too.name, *others}
+    assert names(tmp_path) == {"file", *others}
+
+
+@pytest.mark.parametrize("is_directory", [False, True])
+def test_the_lock_goes_with_the_process(tmp_path: Path, is_directory: bool) -> None:
+    target = tmp_path / "file"
+    told, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with unfinished(target, is_directory=is_directory):
+            os.write(tell, b"there")
+            signal.pause()
+    assert os.read(told, 5) == b"there"
+    sweep(target)
+    assert len(names(tmp_path)) == 1
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert len(names(tmp_path)) == 1
+    sweep(target)
+    assert names(tmp_path) == set()
+    os.close(told)
+    os.close(tell)
+
+
+def test_without_an_exchange_in_one_step_the_old_directory_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("unmerge.directories._exchanged", lambda *_: False)
+    target = tmp_path / "place"
+    target.mkdir()
+    (target / "old").touch()
+    with taking_the_place_of(target) as part:
+        (part / "new").touch()
+    assert names(target) == {"new"}
+    assert names(tmp_path) == {"place"}
+    # As a kill between the two renames leaves it.
+    aside = tmp_path / f".place.abcdefgh{OLD}"
+    aside.mkdir()
+    os.rename(target, aside / "old")
+    with taking_the_place_of(target) as part:
+        assert names(target) == {"new"}
+        (part / "newer").touch()
+    assert names(target) == {"newer"}
+    assert names(tmp_path) == {"place"}
