@@ -309,7 +309,9 @@ def test_an_expert_that_is_called_without_a_token_has_none():
     data = [*texts([0], 1), *texts([1], 1)]
     for batch in data:
         batch["group"] = torch.arange(8)
-    expected, found = (collect(WordMixture(calls_all=calls_all), data, "re:experts.[01]") for calls_all in (False, True))
+    expected, found = (
+        collect(WordMixture(calls_all=calls_all), data, "re:experts.[01]") for calls_all in (False, True)
+    )
     assert list(found.layers) == list(expected.layers)
     for name, layer in expected.layers.items():
         torch.testing.assert_close(found[name].class_sums, layer.class_sums)
