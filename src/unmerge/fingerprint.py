@@ -55,9 +55,14 @@ def kind_of(checksum: str) -> tuple[torch.dtype, tuple[int, ...]]:
 def state_of(model: nn.Module) -> Mapping[str, Tensor]:
     """Every parameter and buffer of a model, also what state_dict leaves out; offloaded ones are read when asked."""
     settle(model)
-    state: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
-    state.update(model.named_buffers(remove_duplicate=False))
-    return with_offloaded(model, state)
+    parameters: dict[str, Tensor] = {}
+    buffers: dict[str, Tensor] = {}
+    # One walk over the modules, as named_parameters and named_buffers make one each: it is a part of every request.
+    for place, module in model.named_modules(remove_duplicate=False):
+        prefix = f"{place}." if place else ""
+        for found, own in ((parameters, module._parameters), (buffers, module._buffers)):
+            found.update({prefix + name: tensor for name, tensor in own.items() if tensor is not None})
+    return with_offloaded(model, parameters | buffers)
 
 
 def differences(found: Mapping[str, str], expected: Mapping[str, str], names: Iterable[str] | None = None) -> list[str]:

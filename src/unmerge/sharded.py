@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from unmerge.errors import LayerError
 
@@ -93,4 +93,6 @@ def check_model(model: nn.Module) -> None:
 def _fsdp_modules(model: nn.Module) -> list[Any]:
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")
     kind = getattr(fsdp, "FSDPModule", None)
-    return [] if kind is None else [module for module in model.modules() if isinstance(module, kind)]
+    if kind is None or not distributed.is_available() or not distributed.is_initialized():
+        return []
+    return [module for module in model.modules() if isinstance(module, kind)]
