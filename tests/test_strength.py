@@ -24,7 +24,7 @@ from unmerge.errors import DataError, EditError, UnmergeWarning
 from unmerge.fingerprint import fingerprint, state_of
 from unmerge.ledger import ledger_of
 from unmerge.measures import accuracy, divergence
-from unmerge.strength import EVALUATIONS, Point
+from unmerge.searching import EVALUATIONS, Point
 
 TRAIN, TEST = load_digits()
 FORGET, RETAIN = TRAIN.only(3), TEST.without(3)

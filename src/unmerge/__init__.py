@@ -11,8 +11,9 @@ from unmerge.parts import plan
 from unmerge.pipeline import fit
 from unmerge.planning import Plan
 from unmerge.recipe import Recipe
+from unmerge.searching import AlphaSearch
 from unmerge.statistics import Statistics
-from unmerge.strength import AlphaSearch, search_alpha
+from unmerge.strength import search_alpha
 from unmerge.version import VERSION as __version__
 
 __all__ = [

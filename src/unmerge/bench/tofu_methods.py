@@ -19,8 +19,8 @@ from unmerge.batches import Mask
 from unmerge.evaluation.language import Encoded, score
 from unmerge.recipe import LayerChoice, Recipe
 from unmerge.request import needed_of
+from unmerge.searching import AlphaSearch
 from unmerge.shorthands import blocks_of
-from unmerge.strength import AlphaSearch
 
 MAX_ALPHA = 128.0
 MASKS: dict[str, Mask] = {"all": "content", "answers": tokens.answer, "names": "names"}  # whose inputs count

@@ -20,7 +20,8 @@ from unmerge.edit import Edit
 from unmerge.errors import EditError
 from unmerge.initial import Init, initial_weights
 from unmerge.measures import accuracy, answer_probability
-from unmerge.strength import AlphaSearch, Metric, Point, search_alpha
+from unmerge.searching import AlphaSearch, Point
+from unmerge.strength import Metric, search_alpha
 
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0)
 
