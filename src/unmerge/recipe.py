@@ -76,10 +76,10 @@ class Recipe:
         "samples, contrastive without labels",
     )
     rank: int = _whole(16, 1, meaning="directions a layer for the bases that have a rank (k)")
-    retain_rank: int = _whole(16, 0, meaning="retain eigenvectors that the edit is kept away from")
-    lam: float = _number(10.0, 0, meaning="weight of the leakage into the retain span (λ)")
+    retain_rank: int = _whole(16, 0, meaning="retain eigenvectors that a solver keeps the edit away from")
+    lam: float = _number(10.0, 0, meaning="weight of the leakage into the retain span (λ); blend and private-mean have none")
     gamma: float = _number(0.0, 0, meaning="weight of the size of the edit (γ)")
-    solver: str = _word("exact", *SOLVERS, meaning="how the coefficients are found")
+    solver: str = _word("exact", *SOLVERS, meaning="how the coefficients are found; blend and private-mean need none")
     steps: int = _whole(100, 0, meaning="Adam steps of the budgeted solver (T)")
     lr: float = _number(1e-3, 0, meaning="learning rate of the budgeted solver (η)")
     delta: float = _number(0.1, 0, meaning="threshold of the soft-threshold solver (δ)")
