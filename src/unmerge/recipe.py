@@ -77,7 +77,7 @@ class Recipe:
     )
     rank: int = _whole(16, 1, meaning="directions a layer for the bases that have a rank (k)")
     retain_rank: int = _whole(16, 0, meaning="retain eigenvectors that a solver keeps the edit away from")
-    lam: float = _number(10.0, 0, meaning="weight of the leakage into the retain span (λ); blend and private-mean have none")
+    lam: float = _number(10.0, 0, meaning="weight of the leakage into the retain span (λ), for a solver")
     gamma: float = _number(0.0, 0, meaning="weight of the size of the edit (γ)")
     solver: str = _word("exact", *SOLVERS, meaning="how the coefficients are found; blend and private-mean need none")
     steps: int = _whole(100, 0, meaning="Adam steps of the budgeted solver (T)")
