@@ -219,39 +219,6 @@ def test_contrastive_of_wide_layers_holds_the_ratio_of_a_full_decomposition() ->
     assert held > 0.9999 * best
 
 
-# private-mean
-
-
-@settings(max_examples=25, deadline=None)
-@given(pools=pools(), ridge=ridges, seed=st.integers(0, 999))
-def test_private_mean_is_the_reference_and_leaves_retain_class_means_alone(
-    pools: tuple[list[Tensor], list[Tensor]], ridge: float, seed: int
-) -> None:
-    forget, retain = torch.cat(pools[0]), torch.cat(pools[1])
-    within = torch.cat([rows - rows.mean(0) for rows in (*pools[0], *pools[1])])
-    factor = bases.ridged_factor(within.T @ within / len(within), ridge)
-    lost, kept = (torch.stack([rows.mean(0) - retain.mean(0) for rows in side]) for side in pools)
-    basis, lift = bases.private_mean(factor, lost, kept)
-    if len(pools[1]) - 1 >= forget.shape[1]:
-        assert basis.shape == lift.shape == (forget.shape[1], 0)
-        return
-    task_vector = torch.randn(4, forget.shape[1], generator=torch.Generator().manual_seed(seed)).double()
-    expected, _ = reference.private_mean_task(forget, places(pools[0]), retain, places(pools[1]), ridge, task_vector)
-    found = task_vector @ lift @ basis.T
-    assert is_orthonormal(basis)
-    assert torch.allclose(found, expected, atol=1e-7 * (1 + expected.abs().max().item()))
-    assert (found @ kept.T).abs().max() < 1e-8 * (1 + found.abs().max() * kept.abs().max())
-
-
-def test_private_mean_of_a_single_retain_class_ignores_the_rounding_of_its_mean() -> None:
-    factor = bases.ridged_factor(torch.eye(6, dtype=torch.float64), 1e-2)
-    generator = torch.Generator().manual_seed(0)
-    lost = torch.randn(2, 6, generator=generator, dtype=torch.float64)
-    noise = 1e-15 * torch.randn(1, 6, generator=generator, dtype=torch.float64)
-    clean, noisy = (bases.private_mean(factor, lost, kept) for kept in (torch.zeros_like(noise), noise))
-    assert torch.allclose(clean[1] @ clean[0].T, noisy[1] @ noisy[0].T, atol=1e-6)
-
-
 # What they are made of
 
 
@@ -284,15 +251,3 @@ def test_the_ridge_is_relative_to_the_mean_eigenvalue(count: int, features: int,
     assert torch.equal(factor, factor.tril())
     expected = reference.ridged(matrix, ridge)
     assert torch.allclose(factor @ factor.T, expected, rtol=1e-6, atol=1e-8 * matrix.abs().max().item())
-
-
-def test_lda_from_the_scatter_within_classes_is_lda_of_the_whole() -> None:
-    generator = torch.Generator().manual_seed(0)
-    within = torch.randn(40, 12, generator=generator, dtype=torch.float64)
-    between = 3 * torch.randn(5, 12, generator=generator, dtype=torch.float64)
-    shifts = torch.randn(2, 12, generator=generator, dtype=torch.float64)
-    scatter = within.mT @ within
-    ridged = scatter + 0.01 * scatter.diagonal().mean() * torch.eye(12)
-    found = bases.lda_within(bases.ridged_factor(scatter, 0.01), shifts, between)
-    expected = bases.lda(torch.linalg.cholesky(ridged + between.mT @ between), shifts)
-    assert torch.allclose(found @ found.mT, expected @ expected.mT, atol=1e-9)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from unmerge.eigen import top_eigenpairs
 from unmerge.errors import StatisticsError
-from unmerge.orthonormal import NEGLIGIBLE, orthonormal_rows, outside, spanning, thin_qr
+from unmerge.orthonormal import orthonormal_rows
 
 # Below this share of the largest eigenvalue there is only rounding.
 _NOISE = {torch.float32: 1e-6, torch.float64: 1e-12}
@@ -63,18 +63,6 @@ def lda(factor: Tensor, shifts: Tensor) -> Tensor:
     return orthonormal_rows(factor_solve(factor, shifts.mT).mT)
 
 
-def lda_within(factor: Tensor, shifts: Tensor, between: Tensor) -> Tensor:
-    """`lda` from the factor of the within-class scatter: that of all is it plus betweenᵀ between.
-
-    By Woodbury's identity, so that one factorisation serves `private_mean` too. between: rows √n_c (m_c − m_S).
-    """
-    probes, spread = factor_solve(factor, torch.cat([shifts, between]).mT).split([len(shifts), len(between)], dim=1)
-    system = between.double() @ spread
-    system.diagonal().add_(1)
-    small = torch.linalg.cholesky_ex(system)[0]  # never fails: the identity is in it
-    return orthonormal_rows((probes - spread @ factor_solve(small, between.double() @ probes)).mT)
-
-
 def contrastive(forget_scatter: Tensor, retain_scatter: Tensor, rank: int, ridge: float) -> Tensor:
     """Directions of most forget variance per retain variance: Σ_F v = ρ (Σ_R + μI) v, the forget one about m_R."""
     factor = ridged_factor(retain_scatter, ridge)
@@ -87,27 +75,11 @@ def contrastive(forget_scatter: Tensor, retain_scatter: Tensor, rank: int, ridge
     values, vectors = top_eigenpairs(whitened, rank, like=forget)
     if len(values) == 0 or values[0] <= 0:
         return vectors[:, :0]
-    vectors = vectors[:, values > _NOISE[forget_scatter.dtype] * values[0]]
-    return orthonormal_rows(torch.linalg.solve_triangular(factor.mT, vectors, upper=True).mT)
-
-
-def private_mean(factor: Tensor, forget_shifts: Tensor, retain_shifts: Tensor) -> tuple[Tensor, Tensor]:
-    """Whitened forget means less the span of the retain means: a basis Q and a lift M, the edit being τ M Qᵀ.
-
-    factor: L with L Lᵀ the within-class covariance; shifts: rows m_c − m_R. With the mean preserved every retain
-    class mean keeps its response. Empty where the retain means span the whole input.
-    """
-    whitened, retained = torch.linalg.solve_triangular(
-        factor, torch.cat([forget_shifts, retain_shifts]).mT, upper=False
-    ).split([len(forget_shifts), len(retain_shifts)], dim=1)
-    size = whitened.norm()
-    # Retained classes whose mean is m_R, as that of a single one, leave rounding, which spans nothing.
-    private = outside(whitened, retained, at_least=1e-9 * size)
-    directions = spanning(private, at_least=NEGLIGIBLE * size)
-    if directions.shape[1] == 0:
-        return directions, directions
-    basis, upper = thin_qr(torch.linalg.solve_triangular(factor.mT, directions, upper=True))
-    return basis, factor @ directions @ upper.mT
+    found = torch.linalg.solve_triangular(factor.mT, vectors, upper=True)
+    # Whitening makes much of a direction without variance (that of ones behind a LayerNorm): what the sums of squares
+    # there cancel to is rounding, which another order of the same batches would change.
+    energy, terms = (found * (forget @ found)).sum(0), (found.square() * forget.diagonal().unsqueeze(1)).sum(0)
+    return orthonormal_rows(found[:, energy > _NOISE[forget_scatter.dtype] * terms].mT)
 
 
 def ridged_factor(matrix: Tensor, ridge: float) -> Tensor:

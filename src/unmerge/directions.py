@@ -61,31 +61,29 @@ def _group_directions(pools: Pools, recipe: Recipe) -> Directions:
     if pools.is_constant:
         nothing = pools.retain_mean.new_zeros(len(pools.retain_mean), 0)
         return Directions(nothing, nothing, nothing if recipe.basis in ("blend", "private-mean") else None)
-    if recipe.basis == "private-mean":
-        return _private(pools, pools.within_factor(recipe.ridge))
-    if recipe.basis == "blend":
-        return _blended(pools, recipe)
+    if recipe.basis in ("private-mean", "blend"):
+        return _of_means(pools, recipe)
     start = pools.joint_basis(recipe.retain_rank)
     return Directions(_forget_basis(pools, recipe), bases.pca(pools.retain_scatter, recipe.retain_rank, start))
 
 
-def _private(pools: Pools, factor: Tensor) -> Directions:
-    basis, lift = bases.private_mean(factor, pools.class_shifts, pools.retain_class_shifts)
-    return Directions(basis, basis[:, :0], lift)
+def _of_means(pools: Pools, recipe: Recipe) -> Directions:
+    """private-mean: the edit τ L D Dᵀ L⁻¹, D being what the forgotten means have outside the retained ones, whitened.
 
-
-def _blended(pools: Pools, recipe: Recipe) -> Directions:
-    """The mean of two edits, the projection on the lda directions and private-mean: where one overdoes, one underdoes.
-
-    Both take the ridge of the within-class scatter, so that one factorisation serves them; neither needs a solver.
+    With the mean preserved every retained class mean keeps its response; empty where they span the whole input. blend:
+    the mean of that edit and the projection on the lda directions, since where one overdoes the other underdoes; both
+    take the ridge of the within-class scatter. Neither needs a solver.
     """
-    factor = pools.within_factor(recipe.ridge)
-    probes = bases.lda_within(factor, pools.class_shifts, pools.between)
-    private = _private(pools, factor)
-    if private.lift is None or private.rank == 0:  # the retain means span this input
-        return Directions(probes, probes[:, :0], probes)
-    basis, upper = thin_qr(torch.cat([probes, private.forget], dim=1))
-    return Directions(basis, basis[:, :0], torch.cat([probes, private.lift], dim=1) @ upper.mT / 2)
+    means, *sides = pools.whitened_means(recipe.ridge)
+    private = means.private(*sides)
+    probes = means.lda(*sides) if recipe.basis == "blend" else private[:, :0]
+    basis, upper = thin_qr(torch.cat([probes, means.turn @ private], dim=1))
+    parts = min(1, probes.shape[1]) + min(1, private.shape[1])
+    there = means.frame.device
+    lift = means.frame @ (probes @ upper[:, : probes.shape[1]].mT / max(1, parts)).to(there)
+    lift = lift + means.responses @ (private @ upper[:, probes.shape[1] :].mT / max(1, parts)).to(there)
+    found = means.frame @ basis.to(there)
+    return Directions(found, found[:, :0], lift)
 
 
 def _forget_basis(pools: Pools, recipe: Recipe) -> Tensor:

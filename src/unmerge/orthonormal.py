@@ -41,25 +41,27 @@ def spanning(columns: Tensor, at_least: Tensor) -> Tensor:
     return orthonormal_columns(columns @ rotation)
 
 
-def outside(columns: Tensor, others: Tensor, at_least: Tensor) -> Tensor:
-    """The part of some columns that lies outside the span of others, as far as those are as large as `at_least`."""
-    if others.shape[1] == 0:
+def column_span(columns: Tensor, at_least: Tensor) -> Tensor:
+    """An orthonormal basis of the span of some columns, dependent or not, of those that are as large as `at_least`."""
+    if columns.shape[1] == 0:
         return columns
-    sizes = others.norm(dim=0)
-    scaled = others / sizes.clamp_min(torch.finfo(sizes.dtype).tiny)
+    sizes = columns.norm(dim=0)
+    scaled = columns / sizes.clamp_min(torch.finfo(sizes.dtype).tiny)
     factor, failed = torch.linalg.cholesky_ex(scaled.mT @ scaled)
     dependent = (
         (failed != 0)
         | (factor.diagonal().min() < _DEPENDENT)
         | (sizes.min() < torch.maximum(NEGLIGIBLE * sizes.max(), at_least))
     )
-    span = None
-    if others.shape[1] > len(others) or dependent:
-        span = spanning(others, at_least)
+    return spanning(columns, at_least) if dependent else orthonormal_columns(scaled)
+
+
+def outside(columns: Tensor, others: Tensor, at_least: Tensor) -> Tensor:
+    """The part of some columns that lies outside the span of others, as far as those are as large as `at_least`."""
+    span = column_span(others, at_least)
     rest = columns
     for _ in range(2):  # once more, since the first time leaves rounding of the size of the columns
-        inside = scaled @ torch.cholesky_solve(scaled.mT @ rest, factor) if span is None else span @ (span.mT @ rest)
-        rest = rest - inside
+        rest = rest - span @ (span.mT @ rest)
     return rest
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,9 +18,12 @@ from unmerge.moments import Moments
 from unmerge.orthonormal import NEGLIGIBLE
 from unmerge.recipe import Recipe
 from unmerge.statistics import Statistics
+from unmerge.whitened import WhitenedMeans
 
 if TYPE_CHECKING:
     from unmerge.request import Request
+
+Kept = TypeVar("Kept")
 
 
 class Pools:
@@ -83,24 +86,16 @@ class Pools:
     @property
     def is_constant(self) -> bool:
         """Whether the inputs vary by no more than rounding, as those of a dead channel do."""
-        rounding = 1e-6 if self.joint.gram.dtype == torch.float32 else 1e-12
-        return bool(self.joint.variance.sum().clamp_min(0).sqrt() <= rounding * self.joint.mean.norm())
 
-    @cached_property
-    def retain_class_shifts(self) -> Tensor:
-        """m_r − m_R, one row a retained class but for the last: the others imply it, m_R being the mean of all."""
-        if not self._kept.classes:
-            raise DataError(
-                "basis='private-mean' needs a class label with every retain sample, but there are none. "
-                "Give batches as (inputs, labels), or use basis='lda'."
-            )
-        rows, means = self._class_means(self._kept, forgotten=False)
-        # A class without a row here (masked, or routed to other experts) has no mean; a zero row spans nothing.
-        return ((means - self.retain_mean) * (rows > 0).unsqueeze(1))[:-1]
+        def made() -> bool:
+            rounding = 1e-6 if self.joint.gram.dtype == torch.float32 else 1e-12
+            return bool(self.joint.variance.sum().clamp_min(0).sqrt() <= rounding * self.joint.mean.norm())
+
+        return self._kept_with_joint(("constant",), made)
 
     def joint_factor(self, ridge: float) -> Tensor:
         """The factor of S's scatter with its ridge; what is made of it does not depend on its scale."""
-        return self._factor("joint", ridge, lambda: self.joint.scatter)
+        return self._kept_with_joint(("joint", ridge), lambda: ridged_factor(self.joint.scatter, ridge))
 
     def joint_basis(self, rank: int) -> Tensor | None:
         """The leading eigenvectors of S where its statistics are kept: those of the retain part are not far."""
@@ -108,19 +103,46 @@ class Pools:
             return None
         return self._kept_with_joint(("basis", rank), lambda: top_eigenpairs(self.joint.scatter, rank + 4)[1])
 
-    def within_factor(self, ridge: float) -> Tensor:
-        """The factor of S's scatter within its classes, with its ridge."""
+    def whitened_means(self, ridge: float) -> tuple[WhitenedMeans, list[int], list[int]]:
+        """The class means of S as `private-mean` and `blend` see them, and the places of those forgotten and kept."""
+        if not self._kept.classes:
+            raise DataError(
+                "basis='private-mean' needs a class label with every retain sample, but there are none. "
+                "Give batches as (inputs, labels), or use basis='lda'."
+            )
+        joint = self._request.joint
+        if joint is not None and joint.classes and self._request.classes:
+            # All means are those of whole classes of S, whatever the request.
+            layer, labels = joint[self._layer], list[object](joint.classes)
+            lost = [label in self._request.classes for label in joint.classes]
+            sums = self._grouped(layer.class_sums)
+            means = self._kept_with_joint(
+                ("means", ridge), lambda: self._whitened(labels, layer.class_rows, sums, ridge)
+            )
+        else:
+            sources = (self._lost, self._kept)
+            names = [source.classes or (None,) for source in sources]
+            found = [self._class_means(source, forgotten=source is self._lost) for source in sources]
+            labels = [label for own in names for label in own]
+            lost = [True] * len(names[0]) + [False] * len(names[1])
+            rows = torch.cat([own for own, _ in found])
+            sums = torch.cat([means for _, means in found]) * rows.unsqueeze(1)
+            means = self._whitened(labels, rows, sums, ridge)
+        # A class without a row here (masked, or routed to other experts) has no mean.
+        seen = [place for place, count in enumerate(means.rows.tolist()) if count > 0]
+        return means, [place for place in seen if lost[place]], [place for place in seen if not lost[place]]
 
-        def within() -> Tensor:
-            return self.joint.scatter.double() - self.between.mT @ self.between
-
-        return self._factor("within", ridge, within)
-
-    @cached_property
-    def between(self) -> Tensor:
-        """√n_c (m_c − m_S), one row a class of S: the part of its scatter that lies between classes."""
-        rows, sums = self._joint_classes()
-        return (sums / rows.clamp_min(1).unsqueeze(1) - self.joint.mean) * rows.sqrt().unsqueeze(1)
+    def _whitened(self, labels: list[object], rows: Tensor, sums: Tensor, ridge: float) -> WhitenedMeans:
+        """From the rows and Σx of each part of a class; parts with one label are of one class."""
+        order = {label: place for place, label in enumerate(dict.fromkeys(labels))}
+        groups = torch.tensor([order[label] for label in labels], device=rows.device)
+        shifts = (sums / rows.clamp_min(1).unsqueeze(1) - self.joint.mean) * (rows > 0).unsqueeze(1)
+        weighted = torch.zeros(len(order), *shifts.shape[1:], dtype=torch.float64, device=rows.device)
+        weighted.index_add_(0, groups, rows.unsqueeze(1) * shifts)
+        counts = rows.new_zeros(len(order)).index_add_(0, groups, rows)
+        between = weighted / counts.clamp_min(1).sqrt().unsqueeze(1)
+        factor = ridged_factor(self.joint.scatter.double() - between.mT @ between, ridge)
+        return WhitenedMeans.of(rows, groups, shifts, factor, self.joint.variance.sum().clamp_min(0).sqrt())
 
     def clusters(self, recipe: Recipe) -> tuple[list[Tensor], Tensor, Tensor]:
         """For CAV: each cluster's scatter about the pool's centre c, the rows n_j (m_j − c), and the retain scatter."""
@@ -153,29 +175,7 @@ class Pools:
             return self._moments(self._request.joint[self._layer].moments)
         return self.forget + self._moments(self._kept[self._layer].moments)
 
-    def _joint_classes(self) -> tuple[Tensor, Tensor]:
-        """Rows and Σx of each class of S; a class that is forgotten in part is one class, unlabelled data another."""
-        joint = self._request.joint
-        if joint is not None and joint.classes:
-            layer = joint[self._layer]
-            return layer.class_rows, self._grouped(layer.class_sums)
-        sides = [
-            (source.classes or (None,), *self._class_means(source, forgotten=source is self._lost))
-            for source in (self._lost, self._kept)
-        ]
-        place = {label: i for i, label in enumerate(dict.fromkeys(label for labels, _, _ in sides for label in labels))}
-        rows = sides[0][1].new_zeros(len(place))
-        sums = sides[0][2].new_zeros(len(place), *sides[0][2].shape[1:])
-        for labels, counts, means in sides:
-            places = torch.tensor([place[label] for label in labels], device=rows.device)
-            rows.index_add_(0, places, counts)
-            sums.index_add_(0, places, counts.unsqueeze(1) * means)
-        return rows, sums
-
-    def _factor(self, name: str, ridge: float, matrix: Callable[[], Tensor]) -> Tensor:
-        return self._kept_with_joint((name, ridge), lambda: ridged_factor(matrix(), ridge))
-
-    def _kept_with_joint(self, key: tuple[object, ...], make: Callable[[], Tensor]) -> Tensor:
+    def _kept_with_joint(self, key: tuple[object, ...], make: Callable[[], Kept]) -> Kept:
         """A value that depends on S alone: its statistics serve many requests, so it is kept with them."""
         kept = self._request.joint.factors if self._request.joint is not None else {}
         place = (self._layer, self._group, *key)
