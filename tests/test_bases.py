@@ -204,6 +204,24 @@ def test_no_direction_has_more_forget_per_retain_variance_than_the_first(
     assert (ratio(others) <= ratio(first) * (1 + 1e-9)).all()
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_contrastive_makes_no_direction_of_what_float32_sums_leave_behind_a_layer_norm(order: int) -> None:
+    """Its outputs sum to zero: their variance along (1, ..., 1) is rounding, which the order of the batches changes."""
+    generator = torch.Generator().manual_seed(0)
+    lost, kept = (torch.nn.functional.layer_norm(torch.randn(40, 36, 8, generator=generator), (8,)) for _ in range(2))
+    lost = torch.nn.functional.layer_norm(lost + torch.arange(8) / 4, (8,))
+    forget, retain = Moments(), Moments()
+    for moments, batches in ((forget, lost), (retain, kept)):
+        for batch in batches.flip(0) if order < 0 else batches:
+            moments.update(batch)
+    found = bases.contrastive(forget.scatter_about(retain.mean) / forget.n, retain.covariance, 16, 1e-2)
+    exact = [Moments.of(rows.double().flatten(0, 1)) for rows in (lost, kept)]
+    expected = bases.contrastive(exact[0].scatter_about(exact[1].mean) / exact[0].n, exact[1].covariance, 16, 1e-2)
+    assert expected.shape == (8, 7)
+    assert found.shape == (8, 7)
+    assert torch.allclose(projector(found), projector(expected), atol=1e-4)
+
+
 def test_contrastive_of_wide_layers_holds_the_ratio_of_a_full_decomposition() -> None:
     generator = torch.Generator().manual_seed(0)
     decay = (1 + torch.arange(1100)) ** -0.5

@@ -13,7 +13,6 @@ from transformers import BatchEncoding
 
 from networks import hf_vit, mlp
 from unmerge.batches import (
-    ChosenSamples,
     batches,
     check_iterable,
     check_rereadable,
@@ -203,31 +202,3 @@ def test_samples_are_taken_out_of_every_tensor_that_has_one_entry_a_sample(place
         assert chosen["scale"] == 1
         assert chosen["other"].equal(torch.ones(7))
         assert chosen["name"] == "a"
-
-
-@given(
-    sizes=st.lists(st.integers(1, 5), min_size=1, max_size=6),
-    places=st.lists(st.integers(0, 30), max_size=12),
-    loader=st.booleans(),
-)
-@settings(max_examples=40, deadline=None)
-def test_chosen_samples_are_those_at_their_places_however_the_data_is_cut(sizes, places, loader):
-    total = sum(sizes)
-    inputs, labels = torch.arange(2.0 * total).reshape(total, 2), torch.arange(total) % 3
-    if loader:
-        data = DataLoader(TensorDataset(inputs, labels), batch_size=sizes[0])
-    else:
-        data = list(zip(inputs.split(sizes), labels.split(sizes), strict=True))
-    chosen = ChosenSamples(data, places)
-    wanted = sorted({place for place in places if place < total})  # once each, and none beyond the end
-    for _ in range(2):  # as often as it is read
-        found = list(chosen)
-        assert all(len(batch[0]) for batch in found), "a batch without samples is none"
-        assert [row for batch in found for row in batch[0].tolist()] == inputs[wanted].tolist()
-        assert [label for batch in found for label in labels_of(batch).tolist()] == labels[wanted].tolist()
-
-
-def test_chosen_samples_can_be_read_again_and_none_of_them_is_an_error():
-    check_rereadable(ChosenSamples([(x, y)], [1]), "retain", "max_points")
-    with pytest.raises(DataError, match="control: the data gave no batch"):
-        list(batches(ChosenSamples([(x, y)], []), "control"))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from decoders import decoder, padded, sentences
-from unmerge import Recipe, collect, fit
+from unmerge import Recipe, collect, fit, plan
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -23,7 +23,7 @@ def test_statistics_in_parts_are_those_at_once_and_on_the_cpu(kind):
     model, (forget, _) = on_gpu(kind), data()
     whole = collect(model, forget, "mlp")
     found = collect(model, forget, "mlp", memory="60KB")
-    assert found.device == torch.device("cpu")
+    assert all(layer.device == torch.device("cpu") for layer in found.layers.values())
     assert found.layers.keys() == whole.layers.keys()
     for name, layer in whole.layers.items():
         assert found[name].moments.n == layer.moments.n
@@ -50,10 +50,12 @@ def test_the_bound_holds_on_the_device():
     model = decoder("llama", blocks=4, dtype=torch.bfloat16, hidden_size=512, intermediate_size=2048).cuda()
     forget, retain = data()
     recipe = Recipe(layers="mlp")
-    fit(model, forget, retain, init="zero", recipe=recipe, memory="350MB", on_verdict="ignore")  # libraries are loaded
+    bound = int(0.7 * plan(model, recipe, None, forget).bytes)
+    options = {"init": "zero", "recipe": recipe, "memory": bound, "on_verdict": "ignore"}
+    fit(model, forget, retain, **options)  # libraries are loaded
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    edit = fit(model, forget, retain, init="zero", recipe=recipe, memory="350MB", on_verdict="ignore")
+    edit = fit(model, forget, retain, **options)
     assert len(edit.provenance["plan"]["passes"]) > 1
-    assert torch.cuda.max_memory_allocated() - before < 400e6
+    assert torch.cuda.max_memory_allocated() - before < 1.2 * bound

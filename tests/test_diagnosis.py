@@ -19,8 +19,8 @@ import reference
 import unmerge
 from networks import Batch, batched, request
 from unmerge import Diagnosis, Recipe
-from unmerge.batches import ChosenSamples
 from unmerge.bench.digits import load_digits, train
+from unmerge.chosen import ChosenSamples
 from unmerge.diagnosis import LayerDiagnosis
 from unmerge.errors import DataError, InitError, StatisticsError
 from unmerge.recipe import BASES

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -9,7 +11,7 @@ from torch import nn
 import networks
 import reference
 from networks import batched, request
-from unmerge import Recipe, collect, fit
+from unmerge import Edit, Recipe, collect, fit
 from unmerge.directions import directions
 from unmerge.request import Request
 
@@ -75,10 +77,49 @@ def test_blend_is_the_mean_of_the_lda_projection_and_the_private_mean_edit(build
         basis: fit(model, forget, retain, init="zero", recipe=shared.but(basis=basis))
         for basis in ("blend", "lda", "private-mean")
     }
-    assert edits["blend"].layers
+    assert len(edits["blend"].layers) > 1
     for name, layer in edits["blend"].layers.items():
+        if name == edits["blend"].head:
+            continue  # see the test below
         parts = [edits[basis].layers.get(name) for basis in ("lda", "private-mean")]
         changes = [part.B @ part.Q.mT for part in parts if part is not None]
         assert torch.allclose(layer.B @ layer.Q.mT, sum(changes) / len(changes), atol=1e-8), name
         identity = torch.eye(layer.rank, dtype=layer.Q.dtype)
         assert torch.allclose(layer.Q.mT @ layer.Q, identity.expand_as(layer.Q.mT @ layer.Q), atol=1e-6)
+
+
+def no_row_removed(classes: int, **knobs: Any) -> tuple[Edit, Edit]:
+    """The edits by blend and by private-mean that leave a classifier with seven inputs its rows."""
+    model = networks.mlp((12, 7, classes))
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(20 * classes) % classes
+    centres = torch.randn(classes, 12, generator=generator, dtype=torch.float64)
+    inputs = centres[labels] + torch.randn(len(labels), 12, generator=generator, dtype=torch.float64) / 2
+    forget, retain = ([(inputs[part], labels[part])] for part in (labels < 1, labels >= 1))
+    shared = Recipe(skip_layers=0, head="edit", **knobs)
+    blend, private = (
+        fit(model, forget, retain, init="zero", recipe=shared.but(basis=basis)) for basis in ("blend", "private-mean")
+    )
+    return blend, private
+
+
+@pytest.mark.parametrize("times", [1.0, 2.0, 3.5])
+def test_where_no_row_is_removed_the_classifier_has_the_private_mean_edit_several_times(times: float) -> None:
+    blend, private = no_row_removed(5, head_strength=times)
+    assert blend.head is not None
+    own, once = blend.layers[blend.head], private.layers[blend.head]
+    assert torch.allclose(own.B @ own.Q.mT, times * once.B @ once.Q.mT, atol=1e-9)
+    assert own.shift is not None
+    assert once.shift is not None
+    assert torch.allclose(own.shift, times * once.shift, atol=1e-9)
+    assert blend.alpha == 1
+    assert private.alpha is None
+    assert f"{times:g} times over" in blend.provenance["choices"]["alpha"]
+
+
+def test_where_the_retained_means_span_the_classifier_s_input_the_strength_stays_open() -> None:
+    blend, private = no_row_removed(9)
+    assert blend.head in blend.layers
+    assert blend.head not in private.layers
+    assert blend.alpha is None
+    assert "search_alpha" in blend.provenance["choices"]["alpha"]

@@ -177,7 +177,7 @@ def test_the_target_appears_only_at_the_end(tmp_path):
     with replacing(target) as part:
         part.write_text("whole")
         assert not target.exists()
-        assert part.parent == target.parent
+        assert part.parent.parent == target.parent
     assert target.read_text() == "whole"
     assert names_in(tmp_path) == ["new.json"]
 
@@ -199,6 +199,11 @@ def test_a_disk_that_is_full_leaves_the_old_file(path):
         write_json(path, "x" * 20_000)
     assert path.read_bytes() == before
     assert names_in(path.parent) == ["one.safetensors"]
+
+
+def test_an_error_without_a_number_of_the_system_keeps_its_words(tmp_path):
+    with pytest.raises(OSError, match=r"^the disk is gone$"), replacing(tmp_path / "new"):
+        raise OSError("the disk is gone")
 
 
 def test_a_header_that_is_no_json_leaves_the_old_file(path):

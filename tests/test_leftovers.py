@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from pathlib import Path
 
 import pytest
+import torch
 
 from unmerge.directories import taking_the_place_of
-from unmerge.files import replacing
+from unmerge.files import read_tensors, replacing, write_tensors
 from unmerge.leftovers import OLD, sweep, unfinished
 
 
@@ -19,7 +21,7 @@ def names(place: Path) -> set[str]:
 
 def test_leftovers_of_the_dead_are_removed_and_of_the_living_not(tmp_path: Path) -> None:
     target = tmp_path / "file"
-    with unfinished(target) as alive, unfinished(target, is_directory=True) as alive_too:
+    with unfinished(target) as alive:
         (tmp_path / ".file.abcdefgh.part").write_text("half")
         (tmp_path / ".file.abcdefg_.part").mkdir()
         others = {".file.part", ".file.other.abcdefgh.part", ".fil.abcdefgh.part", "file.x", ".file.ABCDEFGH.part"}
@@ -27,17 +29,16 @@ def test_leftovers_of_the_dead_are_removed_and_of_the_living_not(tmp_path: Path)
             (tmp_path / other).write_text("somebody else's")
         with replacing(target) as part:
             part.write_text("new")
-        assert names(tmp_path) == {"file", alive.name, alive_too.name, *others}
+        assert names(tmp_path) == {"file", alive.name, *others}
     assert names(tmp_path) == {"file", *others}
 
 
-@pytest.mark.parametrize("is_directory", [False, True])
-def test_the_lock_goes_with_the_process(tmp_path: Path, is_directory: bool) -> None:
+def test_the_lock_goes_with_the_process(tmp_path: Path) -> None:
     target = tmp_path / "file"
     told, tell = os.pipe()
     child = os.fork()
     if child == 0:
-        with unfinished(target, is_directory=is_directory):
+        with unfinished(target):
             os.write(tell, b"there")
             signal.pause()
     assert os.read(told, 5) == b"there"
@@ -50,6 +51,42 @@ def test_the_lock_goes_with_the_process(tmp_path: Path, is_directory: bool) -> N
     assert names(tmp_path) == set()
     os.close(told)
     os.close(tell)
+
+
+def test_a_file_that_its_writer_puts_anew_is_not_taken_for_a_leftover(tmp_path: Path) -> None:
+    target = tmp_path / "file"
+    with replacing(target) as part:
+        part.write_text("first")
+        other = tmp_path / "other"  # as safetensors does: a file of its own, moved to where it was asked to write
+        other.write_text("second")
+        os.replace(other, part)
+        swept = os.fork()
+        if swept == 0:
+            sweep(target)
+            os._exit(0)
+        os.waitpid(swept, 0)
+    assert target.read_text() == "second"
+    assert names(tmp_path) == {"file"}
+
+
+def test_two_processes_that_write_one_file_of_tensors_do_not_meet(tmp_path: Path) -> None:
+    target = tmp_path / "all.safetensors"
+    children = []
+    for number in range(2):
+        child = os.fork()
+        if child == 0:
+            code = 1
+            with contextlib.suppress(BaseException):
+                for _ in range(40):
+                    write_tensors(target, {"x": torch.full((50, 50), float(number))}, "test", {"number": number})
+                code = 0
+            os._exit(code)
+        children.append(child)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    assert codes == [0, 0]
+    tensors, header = read_tensors(target, "test")
+    assert (tensors["x"] == header["number"]).all()
+    assert names(tmp_path) == {"all.safetensors"}
 
 
 def test_without_an_exchange_in_one_step_the_old_directory_comes_back(

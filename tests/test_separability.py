@@ -13,6 +13,7 @@ import reference
 import unmerge
 from networks import Batch, batched, request
 from unmerge import Recipe, Statistics
+from unmerge.chosen import ChosenSamples
 from unmerge.errors import StatisticsError
 from unmerge.request import Request, pair_of
 from unmerge.separability import (
@@ -156,13 +157,66 @@ def test_as_many_retain_samples_are_drawn_as_are_forgotten(asked: int, left: int
     for seed in (0, 0, 1):
         seen.clear()
         found = random_control(model, retain, request, OPTIONS | {"forward": forward, "seed": seed})
-        assert found.samples == drawn
+        assert found.statistics.samples == drawn
+        assert not found.shifts
         rows = {tuple(row) for row in torch.cat(seen).tolist()}
         assert len(rows) == drawn, "no sample is drawn twice"
         assert rows <= {tuple(row) for row in inputs[asked:].tolist()}, "from retain alone"
-        torch.testing.assert_close(found["0"].moments.mean, torch.tensor(sorted(rows), dtype=torch.float64).mean(0))
+        torch.testing.assert_close(
+            found.statistics["0"].moments.mean, torch.tensor(sorted(rows), dtype=torch.float64).mean(0)
+        )
         assert draws.setdefault(seed, rows) == rows, "the same seed draws the same samples"
     assert draws[0] != draws[1]
+
+
+def texts(count: int, seed: int, topic: float = 1.0) -> list[dict[str, Tensor]]:
+    """Sequences of different length, the tokens of each about a point of its own: no independent draws."""
+    generator = torch.Generator().manual_seed(seed)
+    points = topic * torch.randn(count, 1, 8, generator=generator, dtype=torch.float64)
+    tokens = points + torch.randn(count, 12, 8, generator=generator, dtype=torch.float64)
+    lengths = torch.randint(4, 13, (count, 1), generator=generator)
+    mask = (torch.arange(12) < lengths).long()
+    return [{"input": part, "attention_mask": seen} for part, seen in zip(tokens.split(9), mask.split(9), strict=True)]
+
+
+def of_tokens(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    return model(batch["input"])
+
+
+def test_the_shift_to_expect_follows_from_the_means_of_random_groups() -> None:
+    model, retain = networks.mlp((8, 3)), texts(60, seed=1)
+    options = OPTIONS | {"forward": of_tokens}
+    lost, kept = (unmerge.collect(model, data, forward=of_tokens) for data in (texts(36, seed=0), retain))
+    control = random_control(model, retain, pair_of(lost, kept, Recipe(basis="pca")), options)
+    assert control.statistics.classes == ()
+    order = torch.randperm(60, generator=torch.Generator().manual_seed(0))[:36].tolist()
+    rows = [batch["input"][i][batch["attention_mask"][i] > 0] for batch in retain for i in range(len(batch["input"]))]
+    groups = [torch.cat([rows[place] for place in order[number::16]]) for number in range(16)]
+    drawn = torch.cat(groups)
+    apart = sum((group - drawn.mean(0)).sum(0).square().sum() for group in groups)
+    variance = torch.cat(rows).var(0, correction=0).sum()
+    assert control.shifts == {"0": pytest.approx((16 / 15 * apart / len(drawn) ** 2 / variance).item())}
+
+
+@pytest.mark.parametrize("topic", [0.0, 0.3, 2.0])
+def test_the_shift_to_expect_is_that_of_random_draws_however_alike_the_tokens_of_a_text_are(topic: float) -> None:
+    model, data = networks.mlp((8, 3)), texts(900, seed=2, topic=topic)
+    whole = unmerge.collect(model, data, forward=of_tokens)
+    shifts, expected = [], []
+    for seed in range(25):
+        places = torch.randperm(900, generator=torch.Generator().manual_seed(100 + seed))[:40].tolist()
+        part = unmerge.collect(model, ChosenSamples(data, places), forward=of_tokens)
+        asked = pair_of(part, whole - part, Recipe(basis="pca"))
+        shifts.append(mean_shift(asked.pools("0")))
+        rest = ChosenSamples(data, sorted(set(range(900)) - set(places)))
+        options = OPTIONS | {"forward": of_tokens, "seed": seed}
+        expected.append(random_control(model, rest, asked, options).shifts["0"])
+    # Both are means of 25 draws in eight dimensions.
+    assert sum(shifts) == pytest.approx(sum(expected), rel=0.35)
+    if topic == 2.0:
+        assert sum(expected) * 40 / 25 > 0.6, "nearly as far off as if each text were one row"
+    if topic == 0.0:
+        assert sum(expected) * 40 / 25 < 0.2, "far less: a text has eight rows"
 
 
 def wrong(change: str) -> tuple[Request, Statistics]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from networks import batched, cnn, convolution_net, hf_vit, mlp, samples, split
-from unmerge import Moments, Recipe, Statistics, collect, fit
+from unmerge import Moments, Recipe, Statistics, collect, fit, tokens
 from unmerge.errors import FileError, StatisticsError
 from unmerge.files import read_tensors, write_tensors
 from unmerge.request import pair_of
@@ -181,6 +181,59 @@ def test_statistics_of_another_checkpoint_name_the_first_tensor_that_differs(sid
         fit(model, **request, init="zero", recipe=Recipe(skip_layers=0))
 
 
+# ---- which tokens are counted
+
+
+def of_tokens(mask, rows=6) -> Statistics:
+    batch = {"x": torch.eye(6, dtype=torch.float64).repeat(rows, 1, 1), "odd": torch.arange(6).repeat(rows, 1) % 2}
+    batch["labels"] = torch.where(batch["odd"] > 0, 5, -100)
+    batch["attention_mask"] = torch.ones(rows, 6)
+    return collect(mlp(), [batch], mask=mask, forward=lambda model, batch: model(batch["x"]))
+
+
+MASKS = {"all": None, "answer": tokens.answer, "question": tokens.question, "odd": "odd", "custom": lambda b: b["odd"]}
+
+
+@pytest.mark.parametrize("counted", MASKS)
+def test_statistics_say_which_tokens_they_count_also_in_a_file(counted, tmp_path):
+    found = of_tokens(MASKS[counted])
+    assert found.counted == counted
+    found.save(tmp_path / "all.safetensors")
+    assert Statistics.load(tmp_path / "all.safetensors").counted == counted
+    half = of_tokens(MASKS[counted], rows=3)
+    assert (found + half).counted == (found - half).counted == counted
+    assert pair_of(half, found - half, Recipe()).statistics.counted == counted
+
+
+@pytest.mark.parametrize(("one", "other"), [("all", "answer"), ("answer", "odd"), ("odd", "custom")])
+def test_statistics_of_different_tokens_neither_combine_nor_pair(one, other):
+    many, few = of_tokens(MASKS[one]), of_tokens(MASKS[other], rows=3)
+    for combine in (Statistics.__add__, Statistics.__sub__, lambda mine, theirs: pair_of(mine, theirs, Recipe())):
+        with pytest.raises(StatisticsError, match=f"different tokens: '{one}' are counted .* '{other}' in the other"):
+            combine(many, few)
+
+
+def test_two_functions_without_a_name_are_not_told_apart():
+    assert (of_tokens(lambda batch: batch["odd"]) + of_tokens(lambda batch: batch["odd"] * 2)).counted == "custom"
+
+
+def test_a_request_in_which_one_mask_was_forgotten_is_refused():
+    forget = of_tokens(tokens.answer)
+    batch = {"x": torch.eye(6, dtype=torch.float64).repeat(2, 1, 1)}
+    with pytest.raises(StatisticsError, match="cannot pair statistics of different tokens: 'answer'"):
+        fit(mlp(), forget, [batch], init="zero", forward=lambda model, batch: model(batch["x"]))
+
+
+def test_a_file_that_does_not_say_which_tokens_combines_with_any(tmp_path):
+    path = tmp_path / "all.safetensors"
+    of_tokens(tokens.answer).save(path)
+    reseal(path, lambda tensors, header: header.pop("counted"))
+    old = Statistics.load(path)
+    assert old.counted is None
+    assert (old - of_tokens(tokens.answer, rows=3)).counted is None
+    assert (of_tokens("odd", rows=3) + old).counted is None
+
+
 # ---- files
 
 
@@ -204,7 +257,7 @@ def test_what_is_loaded_equals_what_was_saved_bit_by_bit(kind, tmp_path):
     saved = collected(kind)
     saved.save(tmp_path / "deep" / "all.safetensors")
     loaded = Statistics.load(tmp_path / "deep" / "all.safetensors")
-    for part in ("samples", "weights", "classes", "class_samples", "head", "shift_to", "left_out"):
+    for part in ("samples", "weights", "classes", "class_samples", "head", "shift_to", "left_out", "counted"):
         assert getattr(loaded, part) == getattr(saved, part)
     assert list(loaded.layers) == list(saved.layers)
     for name, layer in loaded.layers.items():
@@ -269,10 +322,11 @@ def reseal(path, change) -> None:
         lambda tensors, header: header["layers"]["fc"].pop("rows"),
         lambda tensors, header: header["layers"].update(fc={"same_as": "elsewhere"}),
         lambda tensors, header: header["layers"].update(fc=None),
+        lambda tensors, header: header.update(counted=3),
         lambda tensors, header: tensors.pop("fc:gram"),
         lambda tensors, header: tensors.pop("fc:class_sums"),
     ],
-    ids=["samples", "layers", "list", "classes", "rows", "twin", "null", "gram", "sums"],
+    ids=["samples", "layers", "list", "classes", "rows", "twin", "null", "counted", "gram", "sums"],
 )
 def test_a_file_of_another_version_is_a_file_error(change, tmp_path):
     path = tmp_path / "all.safetensors"

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import networks
 import unmerge
 from mixtures import WordMixture, texts
 from unmerge import Edit, Recipe, Statistics
@@ -165,6 +166,44 @@ def test_layers_that_the_control_has_not_reached_are_not_compared() -> None:
     assert found.ratio == pytest.approx(4)
     assert found.shift == pytest.approx(50), "needs no control"
     assert verdict_of(layers, {}, {"a": 0.5}, samples=100).ratio is None
+
+
+def test_shifts_are_in_units_of_what_a_random_draw_shows_where_that_is_known() -> None:
+    layers = dict.fromkeys("ab", Separability(0.4, 0.0))
+    found = verdict_of(layers, layers, {"a": 0.02, "b": 0.03}, samples=100, expected={"a": 0.002})
+    assert found.shift == pytest.approx(10)
+    assert found.kind == "entangled"
+
+
+# Of a text all tokens are alike, so that their number says little of what a random draw shows
+
+AUTHORS, EACH, LENGTH, FEATURES = 12, 20, 30, 24
+
+
+def authors() -> Tensor:
+    """Texts as (author, text, token, feature): an author's are a little alike, the tokens of a text more."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = {(AUTHORS, 1, 1): 0.25, (AUTHORS, EACH, 1): 0.3, (AUTHORS, EACH, LENGTH): 1.0}
+    return sum(size * torch.randn(*shape, FEATURES, generator=generator) for shape, size in shapes.items())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_author_is_no_random_draw_of_texts_and_random_texts_are(seed: int) -> None:
+    everything = authors().flatten(0, 1)
+    order = torch.randperm(len(everything), generator=torch.Generator().manual_seed(seed))
+    of_author = torch.arange(len(everything)).roll(-EACH * seed)
+
+    def judged(places: Tensor) -> Verdict:
+        parts = places[:EACH], places[EACH:]
+        data = ([{"input": batch} for batch in everything[part].split(16)] for part in parts)
+        recipe = Recipe(basis="contrastive", rank=4, retain_rank=4, layers=["0"])
+        return unmerge.diagnose(*data, networks.mlp((FEATURES, 3), torch.float32), recipe=recipe).verdict
+
+    of_one, random = judged(of_author), judged(order)
+    assert random.kind == "instance-like"
+    assert 0.4 < random.shift < 2.5
+    assert of_one.kind in ("entangled", "separable")
+    assert of_one.shift > 5
 
 
 EXPERT_0 = ["routing.experts.0.up", "routing.experts.0.down"]

@@ -4,8 +4,9 @@ from unmerge import distributed, tokens
 from unmerge.collection import collect
 from unmerge.composition import compose
 from unmerge.diagnosis import Diagnosis, diagnose
-from unmerge.edit import Edit, LayerEdit
+from unmerge.edit import Edit
 from unmerge.interop.checkpoints import edit_checkpoint
+from unmerge.layer_edit import LayerEdit
 from unmerge.moments import Moments
 from unmerge.parts import plan
 from unmerge.pipeline import fit

@@ -15,6 +15,7 @@ from unmerge.errors import DataError
 from unmerge.experts import Routed
 from unmerge.moments import Moments
 from unmerge.sampling import Drawn, Reservoir
+from unmerge.sketching import SketchedMoments, sketched
 from unmerge.unfolding import chunks
 
 
@@ -82,6 +83,16 @@ class LayerStatistics:
     def device(self) -> torch.device:
         return self.moments.mean.device
 
+    @property
+    def sketch(self) -> int | None:
+        """The size of the sketch that stands for the Gram, where one does."""
+        return self.moments.size if isinstance(self.moments, SketchedMoments) else None
+
+    def sketched(self, size: int) -> LayerStatistics:
+        """The same with sketches of at most this size."""
+        parts = {code: sketched(moments, size) for code, moments in self.class_moments.items()}
+        return replace(self, moments=sketched(self.moments, size), class_moments=parts)
+
     def to(self, device: torch.device | str) -> LayerStatistics:
         return LayerStatistics(
             self.moments.to(device),
@@ -105,16 +116,17 @@ def of_classes(moments: dict[int, Moments], classes: int) -> LayerStatistics:
 
 
 class Accumulator:
-    """Takes a layer's inputs batch by batch and ends as `LayerStatistics`."""
+    """Takes a layer's inputs batch by batch and ends as `LayerStatistics`, sketched where a size is given."""
 
-    def __init__(self, module: nn.Module, labelled: bool, keep: Keep) -> None:
-        self._module = module
+    def __init__(self, module: nn.Module, labelled: bool, keep: Keep, sketch: int | None = None) -> None:
+        self._module, self._sketch = module, sketch
         self._labelled, self._full, self._max_points = labelled, keep.full, keep.max_points
         self._parts: dict[int, Moments | shifts.ShiftedMoments] = {}  # one a class when full, else one
         self._rows = 0
         self._class_sums, self._class_rows = _nothing(), _nothing()
         self._reservoir = Reservoir(keep.sample, keep.seed) if keep.sample else None
         self._by_shift: bool | None = None
+        self._signs: Tensor | None = None  # those of a sketch, held so that they are not made anew for each batch
 
     @property
     def is_full(self) -> bool:
@@ -134,6 +146,7 @@ class Accumulator:
             return
         if self._by_shift is None:
             bounded = self._reservoir is not None or self._max_points is not None or facts.counting is not None
+            bounded = bounded or self._sketch is not None
             self._by_shift = not bounded and shifts.applies(self._module, inputs)
         if self._by_shift:
             self._add_by_shift(inputs, facts)
@@ -192,11 +205,16 @@ class Accumulator:
                 self._add_class_sums(sums if sums.dim() == 2 else sums.transpose(0, 1), counts, codes, facts.classes)
                 row_sum = sums.sum(-2, dtype=torch.float64) if self._max_points is None else None
             for code, chosen in self._split(facts, row_codes):
-                moments = self._parts.setdefault(code, Moments())
+                moments = self._parts.setdefault(code, self._nothing_yet())
                 assert isinstance(moments, Moments)
                 moments.update(flat if chosen is None else flat[..., chosen, :], row_sum)
+                if isinstance(moments, SketchedMoments):
+                    self._signs = moments.signs
             if self._reservoir is not None:
                 self._reservoir.offer(flat, facts.number)
+
+    def _nothing_yet(self) -> Moments:
+        return Moments() if self._sketch is None else SketchedMoments(self._sketch)
 
     def _split(self, facts: BatchFacts, codes: Tensor | None) -> list[tuple[int, Tensor | None]]:
         """The parts that a batch's rows go to: all to one, or each class to its own."""

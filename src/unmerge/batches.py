@@ -13,7 +13,7 @@ from tqdm.auto import tqdm
 from unmerge.distributed import is_first
 from unmerge.errors import DataError
 from unmerge.offloading import execution_device
-from unmerge.tokens import positions
+from unmerge.tokens import answer, positions, question
 
 Forward = Callable[[nn.Module, Any], Any]
 Item = TypeVar("Item")
@@ -21,6 +21,7 @@ PROBE_SAMPLES = 2  # that a first look at a model takes
 
 Mask = Callable[[Any], Tensor] | str | None
 
+_NAMED: dict[str, Mask] = {"all": None, "answer": answer, "question": question}
 BESIDE = ("labels", "group", "subject")  # entries of a mapping that stand beside what the model is given
 
 
@@ -77,6 +78,13 @@ def mask_of(batch: Any, mask: Mask) -> Tensor | None:
         found = list(batch) if isinstance(batch, Mapping) else type(batch).__name__
         raise DataError(f"mask={mask!r} names an entry of the batch, which has {found}.")
     return chosen & real if real is not None and real.shape == chosen.shape else chosen
+
+
+def counted_by(mask: Mask) -> str:
+    """What a mask counts, in a word: "all", "answer", "question", the name of an entry, or "custom" for any other."""
+    if isinstance(mask, str):
+        return mask
+    return next((name for name, known in _NAMED.items() if mask is known), "custom")
 
 
 def map_tensors(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
@@ -183,22 +191,6 @@ def progress(data: Iterable[Item], what: str, total: int | None) -> Iterable[Ite
     """The same with a progress bar on a terminal; of several processes the first shows it."""
     hidden = None if is_first() else True  # None: only where there is a terminal
     return tqdm(data, desc=what, total=total, unit="batch", disable=hidden, leave=False)
-
-
-class ChosenSamples:
-    """The samples at some places of an iterable of batches, in batches, as often as it is read."""
-
-    def __init__(self, data: Iterable[Any], places: Iterable[int]) -> None:
-        self.data, self.places = data, set(places)
-
-    def __iter__(self) -> Iterator[Any]:
-        start = 0
-        for batch in self.data:
-            size = len(first_tensor(batch))
-            chosen = [place for place in range(size) if start + place in self.places]
-            start += size
-            if chosen:
-                yield select_samples(batch, torch.tensor(chosen))
 
 
 def first_batch(data: Iterable[Any], what: str) -> Any:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,18 +16,20 @@ from unmerge.batches import (
     Forward,
     Mask,
     check_rereadable,
+    counted_by,
     device_of,
     first_samples,
     labels_of,
     on_device,
 )
+from unmerge.costs import Grams, costs_of
 from unmerge.distributed import alone, exchange, together
 from unmerge.errors import DataError, LayerError, reasons, warn
 from unmerge.fingerprint import fingerprint, state_of
 from unmerge.layers import Selection, select
 from unmerge.ledger import as_collected
 from unmerge.normalization import evaluating
-from unmerge.planning import Grams, bytes_of, costs_of, plan_within
+from unmerge.planning import bytes_of, plan_within
 from unmerge.probe import Probe, probe
 from unmerge.reading import Reading
 from unmerge.recipe import LayerChoice
@@ -44,6 +46,7 @@ class View:
     probe: Probe | None = None  # None: the pass looks for itself
     has_labels: bool = False  # whether those samples had labels
     tells: bool = True  # whether to warn of layers that are left out
+    sketches: Mapping[str, int] = field(default_factory=dict)  # layers whose Gram is too large, with a size for each
 
     def only(self, names: Sequence[str], with_left_out: bool) -> View:
         """The same of some layers; what was left out is told with one part alone."""
@@ -58,7 +61,7 @@ def view_of(model: nn.Module, layers: LayerChoice | Statistics, skip_layers: int
         return View(weights, select(model, layers, skip_layers))
     layers.check_weights(weights)
     selection = Selection(list(layers.layers), named=True)
-    return View(weights, selection, layers.probe, has_labels=bool(layers.classes))
+    return View(weights, selection, layers.probe, bool(layers.classes), sketches=layers.sketches)
 
 
 def same_layers(found: Statistics, view: View | None) -> Statistics | View:
@@ -104,7 +107,7 @@ def collect(
     forward: `forward(model, batch)` in place of `model(inputs)` or `model(**batch)`; the pass may end inside it as soon
         as the last of the layers was called.
     memory: bytes, or text such as "8GB", that statistics may take on the model's device: more passes read fewer layers
-        each, and what they leave is kept on the CPU.
+        each, and what they leave is kept on the CPU. A layer whose Gram alone takes more is sketched.
     """
     if per_class not in ("means", "full"):
         raise DataError(f"per_class={per_class!r} is not 'means' or 'full'.")
@@ -118,6 +121,7 @@ def collect(
             found = _read(model, data, view, keep, mask, forward, what)
         else:
             found = _read_in_parts(model, data, view, keep, mask, forward, what, bytes_of(memory))
+    found.counted = counted_by(mask)
     if found.left_out and view.tells:
         warn(f"left out: {reasons(found.left_out)}.")
     if not found.layers and not isinstance(layers, View):  # a view may be a part of what is collected
@@ -136,7 +140,7 @@ def _read(
     reading = Reading(model, data, what, forward, whole=bounded)
     seen = looked(model, view, reading.few, forward).probe
     assert seen is not None
-    recorder = Recorder(model, view.selection, seen, labels_of(reading.few) is not None, keep)
+    recorder = Recorder(model, view.selection, seen, labels_of(reading.few) is not None, keep, view.sketches)
     for piece in reading:
         recorder.read(piece.batch, mask, forward, piece.number)
         if recorder.is_full:
@@ -161,8 +165,9 @@ def _read_in_parts(
     assert view.probe is not None
     classes = len(distinct_labels(data)) if view.has_labels else 0
     grams = Grams(classes + 1 if keep.full else 1, rows=keep.sample, sums_reading=classes, sums_solving=classes)
-    costs = costs_of(model, view.selection.names, view.probe.leader, grams)
-    groups = plan_within(costs, memory).groups
+    costs = costs_of(model, view.selection.names, view.probe.leader, grams, memory=memory, sketched=view.sketches)
+    plan = plan_within(costs, memory)
+    groups, view = plan.groups, replace(view, sketches=plan.sketches)
     if device_of(model).type == "cpu" and len(groups) > 1:
         raise DataError(
             f"the statistics do not fit memory={memory} bytes, and on the CPU there is nowhere else to keep them. Name "

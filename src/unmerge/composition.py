@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unmerge.edit import Edit, LayerEdit
+from unmerge.edit import Edit
 from unmerge.errors import EditError, listing
+from unmerge.layer_edit import LayerEdit
 from unmerge.version import VERSION
 
 _NEGLIGIBLE = 1e-6  # of a direction's size, below which the others hold it

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
-from unmerge.batches import ChosenSamples, check_iterable, first_samples, first_tensor, map_tensors
+from unmerge.batches import check_iterable, first_samples, first_tensor, map_tensors
+from unmerge.chosen import ChosenSamples
 from unmerge.distributed import OwnShare, agreed, exchange, from_first, is_first, rank, size
 from unmerge.errors import DataError, RankError
 from unmerge.fingerprint import fingerprint
@@ -35,7 +36,7 @@ def share_of(data: Any, what: str) -> Share:
     """This process's share of what every process was given, or of what each was given a share of."""
     check_iterable(data, what)
     if isinstance(data, ChosenSamples):
-        return ChosenShare(share_of(data.data, what), data.places)
+        return ChosenShare(share_of(data.data, what), data)
     batch_sampler = _batch_sampler(data, what) if isinstance(data, DataLoader) else None
     samplers = (getattr(part, "sampler", None) for part in (data, batch_sampler))
     sampler = next((found for found in samplers if isinstance(found, DistributedSampler)), None)

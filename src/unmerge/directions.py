@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ class Directions:
     forget: Tensor  # (in, k), or (groups, in, k)
     retain: Tensor
     lift: Tensor | None = None  # the coefficients are τ · lift instead of a solver's
+    sketch: Mapping[str, float] | None = None  # of a sketched layer: its size, and the shares of variance that it holds
 
     @property
     def rank(self) -> int:
@@ -28,7 +29,7 @@ class Directions:
 
     def to(self, device: torch.device) -> Directions:
         lift = None if self.lift is None else self.lift.to(device)
-        return Directions(self.forget.to(device), self.retain.to(device), lift)
+        return replace(self, forget=self.forget.to(device), retain=self.retain.to(device), lift=lift)
 
 
 def coefficients_of(task_vector: Tensor, found: Directions, recipe: Recipe) -> Tensor:
@@ -57,7 +58,27 @@ def directions(groups: Sequence[Pools], recipe: Recipe) -> Directions:
     )
 
 
+def head_directions(groups: Sequence[Pools], recipe: Recipe) -> Directions:
+    """Those of a classifier that keeps its rows while `blend` brings the features before it to where they belong.
+
+    private-mean, more than once over: the forgotten outputs fall below the others, and the retained means keep theirs.
+    Empty where the retained means span the whole input.
+    """
+    found = directions(groups, recipe.but(basis="private-mean"))
+    assert found.lift is not None
+    return replace(found, lift=recipe.head_strength * found.lift)
+
+
 def _group_directions(pools: Pools, recipe: Recipe) -> Directions:
+    where = pools.coordinates
+    if where is None:
+        return _own_directions(pools, recipe)
+    found = _own_directions(pools, recipe.but(ridge=where.ridge(recipe.ridge)))
+    lift = None if found.lift is None else where.lifted(found.lift)
+    return Directions(where.lifted(found.forget), where.lifted(found.retain), lift, where.facts)
+
+
+def _own_directions(pools: Pools, recipe: Recipe) -> Directions:
     if pools.is_constant:
         nothing = pools.retain_mean.new_zeros(len(pools.retain_mean), 0)
         return Directions(nothing, nothing, nothing if recipe.basis in ("blend", "private-mean") else None)
@@ -93,7 +114,7 @@ def _forget_basis(pools: Pools, recipe: Recipe) -> Tensor:
         return bases.pca(pools.forget.scatter, recipe.rank)
     if recipe.basis == "deflated-pca":
         deflated = bases.pca(pools.retain_scatter, recipe.deflate)
-        if recipe.deflate >= len(pools.retain_mean):
+        if recipe.deflate >= pools.width:
             # All of a narrow input would go; the weakest directions stay, as many as are asked for.
             deflated = deflated[:, : max(0, deflated.shape[1] - recipe.rank)]
         return bases.deflated_pca(pools.forget.scatter, deflated, recipe.rank)

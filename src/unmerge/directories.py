@@ -21,7 +21,7 @@ def taking_the_place_of(target: Path) -> Iterator[Path]:
     sweep(target)
     is_replaced = target.is_dir() and any(target.iterdir())
     try:
-        with unfinished(target, is_directory=True) as part:
+        with unfinished(target) as part:
             yield part
             _open_to_others(part)
             if is_replaced:
@@ -48,7 +48,7 @@ def _swap(part: Path, target: Path) -> None:
     """Exchange the two; in one step where the system can, so that there is no moment without a target."""
     if _exchanged(part, target):
         return
-    with unfinished(target, OLD, is_directory=True) as aside:
+    with unfinished(target, OLD) as aside:
         os.rename(target, aside / "old")
         try:
             os.rename(part, target)

@@ -6,11 +6,10 @@ are called in every process alike. `start()` initialises it, `alone()` keeps one
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import wraps
@@ -21,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from unmerge.errors import RankError
+from unmerge.messages import are_all_here, control_group, gone, tell_failure, told, wait_at_most
 
 Value = TypeVar("Value")
 Given = ParamSpec("Given")
@@ -30,8 +30,7 @@ Given = ParamSpec("Given")
 class _State:
     alone: bool = False
     together: bool = False
-    control: tuple[Any, Any] | None = None  # the default group, and the gloo group beside it
-    timeout: timedelta | None = None
+    is_heard: bool = True
 
 
 _state = _State()
@@ -50,9 +49,15 @@ def start(timeout: float = 1800.0) -> torch.device:
     if "WORLD_SIZE" in os.environ and not dist.is_initialized():
         # NCCL gives no device to two processes.
         shared = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) > devices
-        _state.timeout = timedelta(seconds=timeout)
-        dist.init_process_group("gloo" if shared else "nccl", timeout=_state.timeout)
+        wait_at_most(timedelta(seconds=timeout))
+        dist.init_process_group("gloo" if shared else "nccl", timeout=timedelta(seconds=timeout))
     return device
+
+
+def leave() -> None:
+    """Part from the other processes once all have come this far; from one that is gone or late there is no parting."""
+    if size() > 1 and are_all_here():
+        dist.destroy_process_group()
 
 
 @contextmanager
@@ -90,6 +95,11 @@ def is_first() -> bool:
     return rank() == 0
 
 
+def is_heard() -> bool:
+    """Whether the first process has been told of what failed here, if anything did, so that it can say it."""
+    return _state.is_heard
+
+
 def together(work: Callable[Given, Value]) -> Callable[Given, Value]:
     """The function as several processes call it: what fails in one ends the others, at their next `exchange`."""
 
@@ -102,7 +112,7 @@ def together(work: Callable[Given, Value]) -> Callable[Given, Value]:
             raise
         except Exception as error:
             if outermost and size() > 1:
-                _exchange({"failure": f"{type(error).__name__}: {error}"})
+                _state.is_heard = tell_failure(f"{type(error).__name__}: {error}")
             raise
         finally:
             _state.together = not outermost
@@ -114,10 +124,10 @@ def exchange(value: Value) -> list[Value]:
     """The plain values (as of JSON) that the processes give, by rank; an error where one of them has failed."""
     if size() == 1:
         return [value]
-    found = _exchange({"value": value})
+    found = told({"value": value})
     for place, entry in enumerate(found):
         if "gone" in entry:
-            raise _gone(f"process {place} of {size()}")
+            raise gone(f"process {place} of {size()}")
         if "failure" in entry:
             raise RankError(f"process {place} of {size()} failed, so this one ends too: {entry['failure']}")
     return [entry["value"] for entry in found]
@@ -182,66 +192,13 @@ def _sent(content: bytes, source: int, length: int) -> Any:
     """One process's value in all of them; only these processes have written it."""
     box = torch.frombuffer(bytearray(content if rank() == source else length), dtype=torch.uint8)
     with _answering():
-        dist.broadcast(box, src=source, group=_control())
+        dist.broadcast(box, src=source, group=control_group())
     return pickle.loads(box.numpy().tobytes())
 
 
 def _group_of(tensor: Tensor) -> Any:
     """NCCL moves what is on a GPU; gloo, which moves everything, the rest."""
-    return None if tensor.is_cuda else _control()
-
-
-def _control() -> Any:
-    """A gloo group: there, a process that ends is seen at once, and one that is slow is waited for."""
-    default = dist.group.WORLD
-    if dist.get_backend() == "gloo":
-        return default
-    if _state.control is None or _state.control[0] is not default:
-        _state.control = (default, dist.new_group(backend="gloo", timeout=_state.timeout))
-    return _state.control[1]
-
-
-def _exchange(entry: dict[str, Any]) -> list[dict[str, Any]]:
-    """Every process tells the first one, which tells all: so each learns which process is gone."""
-    group, own = _control(), json.dumps(entry)
-    if dist.get_rank() > 0:
-        try:
-            _send(own, 0, group)
-            return json.loads(_receive(0, group))
-        except RuntimeError as error:
-            raise _gone("the first process") from error
-    entries = [json.loads(own)]
-    for place in range(1, dist.get_world_size()):
-        try:
-            entries.append(json.loads(_receive(place, group)))
-        except RuntimeError:
-            entries.append({"gone": True})
-    text = json.dumps(entries)
-    for place in range(1, dist.get_world_size()):
-        with suppress(RuntimeError):  # it is gone, as the others are told
-            _send(text, place, group)
-    return entries
-
-
-def _send(text: str, place: int, group: Any) -> None:
-    content = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
-    dist.send(torch.tensor([len(content)]), place, group=group)
-    dist.send(content, place, group=group)
-
-
-def _receive(place: int, group: Any) -> str:
-    length = torch.zeros(1, dtype=torch.int64)
-    dist.recv(length, place, group=group)
-    content = torch.zeros(int(length), dtype=torch.uint8)
-    dist.recv(content, place, group=group)
-    return content.numpy().tobytes().decode()
-
-
-def _gone(who: str) -> RankError:
-    return RankError(
-        f"{who} has ended, or has not answered in time; look at its output. Every process must make the same calls: "
-        "one that is to work by itself does so inside `with unmerge.distributed.alone():`."
-    )
+    return None if tensor.is_cuda else control_group()
 
 
 @contextmanager
@@ -249,4 +206,4 @@ def _answering() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise _gone("another process") from error
+        raise gone("another process") from error

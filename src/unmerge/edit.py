@@ -21,6 +21,7 @@ from unmerge.distributed import is_first
 from unmerge.errors import EditError, FileError, RecipeError, listing, warn
 from unmerge.files import put_json, put_tensors, read_tensors, replacing
 from unmerge.fingerprint import state_of
+from unmerge.layer_edit import LayerEdit
 from unmerge.layers import tensor_name, weight_in
 from unmerge.normalization import evaluating, norm_inputs, norms_behind
 from unmerge.normalization import recalibrate as recalibrate_norms
@@ -32,27 +33,6 @@ from unmerge.stored import LAYER_FACTS, check_edit
 from unmerge.tables import html_table
 
 KIND = "edit"
-
-
-@dataclass(frozen=True)
-class LayerEdit:
-    """W ← W − α B Qᵀ, and a constant that keeps a mean response where there is a tensor to take it."""
-
-    B: Tensor  # (out, k), or (groups, out/groups, k)
-    Q: Tensor  # (in, k), or (groups, in, k), with orthonormal columns
-    shift: Tensor | None = None  # added to the output, times alpha
-    shift_to: str | None = None  # the bias, or the running mean of the BatchNorm behind
-    transposed: bool = False  # the weight is stored as (in, out)
-    beyond_lora: str | None = None  # why no LoRA adapter can hold it, where none can
-
-    @property
-    def rank(self) -> int:
-        return self.B.shape[-1]
-
-    def fits(self, weight: Tensor) -> bool:
-        """Whether the weight has the shape of this change."""
-        out, inputs = self.B.shape[:-1].numel(), self.Q.shape[-2]
-        return weight.numel() == out * inputs and weight.shape[0] == (inputs if self.transposed else out)
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,10 +137,9 @@ class Edit:
         if not is_first():
             return
         directory = Path(directory)
-        tensors: dict[str, Tensor] = {}
-        for name, layer in self.layers.items():
-            parts = {"B": layer.B, "Q": layer.Q, "shift": layer.shift}
-            tensors.update({f"{name}:{part}": value for part, value in parts.items() if value is not None})
+        tensors = {
+            f"{name}:{part}": value for name, layer in self.layers.items() for part, value in layer.tensors.items()
+        }
         header = self.to_dict()
         readable = directory / "edit.json"
         with replacing(readable) as header_part, replacing(directory / "edit.safetensors") as part:

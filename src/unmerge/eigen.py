@@ -13,6 +13,7 @@ from unmerge.moments import full_precision
 from unmerge.orthonormal import orthonormal_columns
 
 EXACT_UP_TO = {"cpu": 1024, "cuda": 256}  # above, iterating is several times faster
+_FOR_EACH = {"cpu": 4, "cuda": 32}  # features for each direction that is asked for, from which on it is
 _TOLERANCE = 3e-5  # share of the captured energy still to be gained at which the iteration stops
 _LOOKS = frozenset({1, 2, 3, 4, 6, 8, 11, 15})  # steps after which the energy is looked at
 _COLUMNS = 480  # of the Krylov basis before a restart
@@ -38,7 +39,8 @@ def top_eigenpairs(
     if rank == 0:
         return like.new_zeros(0, dtype=torch.float64), like.new_zeros(size, 0, dtype=torch.float64)
     with full_precision():
-        if size > EXACT_UP_TO.get(like.device.type, 1024) and 4 * rank <= size:
+        kind = like.device.type
+        if size > EXACT_UP_TO.get(kind, 1024) and _FOR_EACH.get(kind, 4) * rank <= size:
             found = swept(multiply, rank, like, start) if like.is_cuda else None
             found = found or _iterated(multiply, rank, like, start)
             if found is not None:

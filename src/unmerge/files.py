@@ -29,7 +29,8 @@ def replacing(target: Path) -> Iterator[Path]:
     target.parent.mkdir(parents=True, exist_ok=True)
     sweep(target)
     try:
-        with unfinished(target) as part:
+        with unfinished(target) as place:
+            part = place / target.name
             yield part
             with open(part, "rb") as written:
                 os.fsync(written.fileno())
@@ -38,8 +39,14 @@ def replacing(target: Path) -> Iterator[Path]:
     except SafetensorError as error:
         raise FileError(f"{target} could not be written: {error}") from error
     except OSError as error:
-        error.filename = error.filename or str(target)  # a full disk does not say where
+        name_place(error, target)
         raise
+
+
+def name_place(error: OSError, place: Path) -> None:
+    """Give an error of the system the file it lacks: a full disk does not say where."""
+    if error.errno is not None and error.filename is None:
+        error.filename = str(place)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], kind: str, header: Mapping[str, Any]) -> None:

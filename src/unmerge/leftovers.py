@@ -19,11 +19,13 @@ _SUFFIXES = PART, OLD = ".part", ".old"
 
 
 @contextlib.contextmanager
-def unfinished(target: Path, suffix: str = PART, is_directory: bool = False) -> Iterator[Path]:
-    """A new hidden place beside `target`; its lock goes with the process, however that ends, and is gone after the
-    block, as is the place if it is still there.
+def unfinished(target: Path, suffix: str = PART) -> Iterator[Path]:
+    """A new hidden directory beside `target`; its lock goes with the process, however that ends, and is gone after the
+    block, as is the directory if it is still there.
+
+    A file is written inside of one too: what writes it may put a new file in its place, which would have no lock.
     """
-    place, descriptor = _locked_new(target, suffix, is_directory)
+    place, descriptor = _locked_new(target, suffix)
     try:
         yield place
     finally:
@@ -43,16 +45,10 @@ def sweep(target: Path) -> None:
                 _sweep_one(target.parent / name, target)
 
 
-def _locked_new(target: Path, suffix: str, is_directory: bool) -> tuple[Path, int | None]:
-    """A new place and what holds its lock, where there are locks."""
+def _locked_new(target: Path, suffix: str) -> tuple[Path, int | None]:
+    """A new directory and what holds its lock, where there are locks."""
     while True:
-        prefix = f".{target.name}."
-        if is_directory:
-            place = Path(tempfile.mkdtemp(suffix, prefix, target.parent))
-        else:
-            descriptor, name = tempfile.mkstemp(suffix, prefix, target.parent)
-            os.close(descriptor)
-            place = Path(name)
+        place = Path(tempfile.mkdtemp(suffix, f".{target.name}.", target.parent))
         if fcntl is None:
             return place, None
         with contextlib.suppress(FileNotFoundError, BlockingIOError):

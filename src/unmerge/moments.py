@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy as copy_of
 
 import torch
 from torch import Tensor
@@ -58,8 +59,7 @@ class Moments:
             self._total += shifted.sum(-2, dtype=torch.float64)
         else:
             self._total += row_sum - count * self._pivot
-        add_gram_(self._gram, shifted)
-        self._symmetric = False
+        self._add_squares_(shifted)
         self.n += count
         return self
 
@@ -83,7 +83,7 @@ class Moments:
     @property
     def variance(self) -> Tensor:
         """The diagonal of the covariance."""
-        return (self.gram.diagonal(dim1=-2, dim2=-1) - self.total.square() / self.n) / self.n
+        return (self._squares() - self.total.square() / self.n) / self.n
 
     def scatter_about(self, centre: Tensor) -> Tensor:
         """Σ(x − c)(x − c)ᵀ about any point."""
@@ -91,7 +91,7 @@ class Moments:
 
     def is_finite(self) -> Tensor:
         """Whether no sum has overflowed or met a NaN, as a tensor, so that asking needs no wait."""
-        return self._total.isfinite().all() & self._gram.diagonal(dim1=-2, dim2=-1).isfinite().all()
+        return self._total.isfinite().all() & self._squares().isfinite().all()
 
     @property
     def pivot(self) -> Tensor:
@@ -112,6 +112,11 @@ class Moments:
             upper += upper.triu(1).mT
             self._symmetric = True
         return self._gram
+
+    @property
+    def sums(self) -> dict[str, Tensor]:
+        """The sums of second order about the pivot by name, which add up where the pivot is the same."""
+        return {"gram": self.gram}
 
     def __add__(self, other: Moments) -> Moments:
         if self.n == 0 or other.n == 0:
@@ -134,21 +139,22 @@ class Moments:
 
     def to(self, device: torch.device | str | None, copy: bool = False) -> Moments:
         if self.n == 0:
-            return Moments()
-        parts = [tensor.to(device, copy=copy) for tensor in (self.pivot, self.total, self.gram)]
-        return Moments.build(self.n, *parts)
+            return copy_of(self)
+        pivot, total = (tensor.to(device, copy=copy) for tensor in (self.pivot, self.total))
+        return self._of(self.n, pivot, total, {name: part.to(device, copy=copy) for name, part in self.sums.items()})
 
     def move_pivot_(self, pivot: Tensor) -> Moments:
         """The same sums about another pivot, in place."""
         step = self.pivot - pivot
-        self._add_step_(self.gram, step, +1)
+        self._add_step_(self.sums, step, +1)
         self._total = self.total + self.n * step
         self._pivot = pivot
         return self
 
     def group(self, index: int) -> Moments:
         """The moments of one group of a grouped layer."""
-        return Moments.build(self.n, self.pivot[index], self.total[index], self.gram[index])
+        sums = {name: part[index] for name, part in self.sums.items()}
+        return self._of(self.n, self.pivot[index], self.total[index], sums)
 
     def __repr__(self) -> str:
         shape = "empty" if self.n == 0 else f"features={tuple(self._pivot.shape)}"
@@ -166,7 +172,22 @@ class Moments:
             pivot = torch.where(dominated, pivot, torch.zeros_like(pivot))
         self._pivot = pivot.double()
         self._total = torch.zeros_like(self._pivot)
-        self._gram = torch.zeros(*pivot.shape, rows.shape[-1], dtype=wide, device=rows.device)
+        self._start_squares(wide)
+
+    def _start_squares(self, wide: torch.dtype) -> None:
+        self._gram = torch.zeros(*self._pivot.shape, self._pivot.shape[-1], dtype=wide, device=self._pivot.device)
+
+    def _add_squares_(self, shifted: Tensor) -> None:
+        add_gram_(self._gram, shifted)
+        self._symmetric = False
+
+    def _squares(self) -> Tensor:
+        """Σ(x − pivot)² of each feature."""
+        return self._gram.diagonal(dim1=-2, dim2=-1)
+
+    def _of(self, n: float, pivot: Tensor, total: Tensor, sums: dict[str, Tensor]) -> Moments:
+        """Moments of the same kind from sums about a pivot."""
+        return Moments.build(n, pivot, total, **sums)
 
     def _joined(self, other: Moments, sign: int) -> Moments:
         """The sums of both about this one's pivot, those of the other added or taken away."""
@@ -174,15 +195,21 @@ class Moments:
             raise StatisticsError(
                 f"moments of {tuple(self.pivot.shape)} and {tuple(other.pivot.shape)} features do not combine."
             )
+        theirs = other.sums
+        if {name: part.shape for name, part in self.sums.items()} != {
+            name: part.shape for name, part in theirs.items()
+        }:
+            raise StatisticsError("moments and sketches, or sketches of different sizes, do not combine.")
         step = other.pivot - self.pivot
-        gram = torch.add(self.gram, other.gram, alpha=sign)
-        other._add_step_(gram, step, sign)
+        sums = {name: torch.add(part, theirs[name], alpha=sign) for name, part in self.sums.items()}
+        other._add_step_(sums, step, sign)
         total = self.total + sign * (other.total + other.n * step)
-        return Moments.build(self.n + sign * other.n, self.pivot, total, gram)
+        return self._of(self.n + sign * other.n, self.pivot, total, sums)
 
-    def _add_step_(self, gram: Tensor, step: Tensor, sign: int) -> None:
+    def _add_step_(self, sums: dict[str, Tensor], step: Tensor, sign: int) -> None:
         """Add (or take away) what the sums of these rows gain about a pivot that lies `step` below theirs."""
         # About the pivot p − s a sum Σyyᵀ becomes Σ(y + s)(y + s)ᵀ = Σyyᵀ + wsᵀ + swᵀ with w = Σy + ns/2.
+        gram = sums["gram"]
         half = (self.total + self.n / 2 * step).to(gram.dtype).unsqueeze(-1)
         column = step.to(gram.dtype).unsqueeze(-1)
         gram.addcmul_(half, column.mT, value=sign).addcmul_(column, half.mT, value=sign)

@@ -10,9 +10,10 @@ from torch import nn
 
 from unmerge.batches import Forward, Mask, check_rereadable
 from unmerge.collection import View, distinct_labels, looked, view_of
+from unmerge.costs import costs_of, grams_of
 from unmerge.layers import device_of_layer, head_of, select
 from unmerge.normalization import evaluating
-from unmerge.planning import Plan, bytes_of, costs_of, grams_of, plan_within
+from unmerge.planning import Plan, bytes_of, plan_within
 from unmerge.reading import Reading
 from unmerge.recipe import Recipe
 from unmerge.request import Request, Source, request_of
@@ -65,7 +66,7 @@ def plan(
     retain: Source | None = None,
     forward: Forward | None = None,
 ) -> Plan:
-    """How many passes over the data `fit(..., memory=memory)` makes, and what each takes; print it.
+    """How many passes over the data `fit(..., memory=memory)` makes, what each takes and what it sketches; print it.
 
     data: the forget batches, of which the first shows which layers share their input and so their statistics; without
     them each layer is counted for itself, and the model may be on the meta device.
@@ -99,6 +100,7 @@ def parts_of(
     kept = sources.retain if sources.statistics is None else sources.statistics
     classes = (_classes(sources.forget), _classes(kept))
     found = _plan(model, recipe, view, names, memory, classes, with_verdict)
+    view = replace(view, sketches=found.sketches)
     parts = [
         Part(sources, view.only(group.layers, with_left_out=place == 0), tuple(names))
         for place, group in enumerate(found.groups)
@@ -134,8 +136,10 @@ def _plan(
     with_verdict: bool,
 ) -> Plan:
     leaders = {} if view.probe is None else view.probe.leader
-    costs = costs_of(model, names, leaders, grams_of(recipe, *classes, with_verdict), recipe, classes[0])
-    return plan_within(costs, None if memory is None else bytes_of(memory))
+    bound = None if memory is None else bytes_of(memory)
+    grams = grams_of(recipe, *classes, with_verdict)
+    costs = costs_of(model, names, leaders, grams, recipe, classes[0], bound, view.sketches)
+    return plan_within(costs, bound)
 
 
 def _classes(source: Source | None) -> int:
@@ -152,8 +156,9 @@ def _edited(model: nn.Module, recipe: Recipe, view: View, given: Statistics | No
 
 
 def _part(source: Any, view: View | None, model: nn.Module) -> Any:
-    """Of statistics the layers of the view, each where the model computes it."""
+    """Of statistics the layers of the view, each where the model computes it, sketched where the view says so."""
     if view is None or not isinstance(source, Statistics):
         return source
     names = view.selection.names
-    return source.only(*names).at({name: device_of_layer(model, name) for name in names})
+    sketches = {name: view.sketches[name] for name in names if name in view.sketches}
+    return source.only(*names).sketched(sketches).at({name: device_of_layer(model, name) for name in names})

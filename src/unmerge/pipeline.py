@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import time
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from unmerge import initial
 from unmerge.batches import Forward, Mask, device_of
-from unmerge.directions import Directions, coefficients_of, directions
 from unmerge.distributed import agreed, copy_first_, same_everywhere, size, together
-from unmerge.edit import Edit, LayerEdit
+from unmerge.edit import Edit
 from unmerge.errors import DataError, LayerError, RecipeError, listing, reasons, warn
+from unmerge.fitting import Clock, Fitted, fit_layers
 from unmerge.initial import Init, TaskVectors
-from unmerge.layers import beyond_lora, is_transposed, layer_of, select, tensor_name, weight_matrix
+from unmerge.layers import select, tensor_name
 from unmerge.ledger import as_collected
-from unmerge.moments import full_precision
 from unmerge.origin import check_origin
 from unmerge.parts import Sources, described_together, parts_of, without_moments
 from unmerge.provenance import finished_edit
@@ -55,7 +50,8 @@ def fit(
     init: the weights before fine-tuning, "zero" when trained from scratch; a stranger's are refused unless
     check_init=False. mask, forward: as for `collect`.
     memory: bytes, or text such as "8GB", that statistics and linear algebra may take beside the model: the layers are
-    then read in as many passes as that needs, each finished before the next (`unmerge.plan` shows them).
+    then read in as many passes as that needs, each finished before the next, and one whose own Gram takes more is
+    sketched (`unmerge.plan` shows all of it).
     on_verdict: whether to "warn", "raise" or "ignore" when samples that are not whole classes have nothing in common.
     """
     recipe = recipe or Recipe()
@@ -63,7 +59,7 @@ def fit(
         raise RecipeError(f"on_verdict={on_verdict!r} is not 'warn', 'raise' or 'ignore'.")
     clock = Clock(device_of(model))
     sources = Sources(forget, retain, classes, statistics, mask, forward)
-    layers: dict[str, LayerEdit] = {}
+    fitted = Fitted()
     task_vectors: TaskVectors | None = None
     asked, names, unchanged = recipe, list[str](), list[str]()
     evidence, verdict, read = Evidence(), None, []
@@ -88,7 +84,7 @@ def fit(
                 verdict = evidence.verdict()
                 _heed(verdict, on_verdict)
             if task_vectors is not None:
-                layers |= _layer_edits(model, here, task_vectors, request, recipe, clock)
+                fit_layers(fitted, model, here, task_vectors, request, recipe, clock)
             read.append(without_moments(request))
             del request  # before the next part is read
     request = described_together(read)
@@ -97,11 +93,11 @@ def fit(
             f"no selected layer is left to edit: {reasons(request.statistics.left_out)}. Pass data that reach the "
             "layers, a lower rank and retain_rank, or other layers=..."
         )
-    if not layers:
+    if not fitted.layers:
         raise LayerError("the retain class means span the whole input of every layer. Use basis='lda'.")
     names = [name for name in names if name in request.statistics.shift_to]
     edit = finished_edit(
-        model, layers, names, unchanged, request, recipe, init, clock.seconds, verdict, edits_set_aside, asked
+        model, fitted, names, unchanged, request, recipe, init, clock.seconds, verdict, edits_set_aside, asked
     )
     if plan is not None:
         edit = replace(edit, provenance={**edit.provenance, "plan": plan.to_dict()})
@@ -137,37 +133,6 @@ def _unchanged(
     return unchanged
 
 
-def _layer_edits(
-    model: nn.Module,
-    names: list[str],
-    task_vectors: TaskVectors,
-    request: Request,
-    recipe: Recipe,
-    clock: Clock,
-) -> dict[str, LayerEdit]:
-    """Bases and coefficients, layer by layer; layers that share their input share their bases."""
-    layers: dict[str, LayerEdit] = {}
-    known: dict[tuple[int, ...], Directions] = {}
-    with full_precision(), torch.no_grad():
-        for name in names:
-            module = layer_of(model, name)
-            weight = task_vectors.of(name)
-            with clock("bases"):
-                source = request.sources(name)
-                if source not in known:
-                    known[source] = directions(request.pools(name), recipe)
-                basis = known[source].to(weight.device)
-                if basis.rank == 0:
-                    _check_empty(name, recipe)
-                    continue
-            with clock("solve"):
-                task_vector = weight_matrix(module, weight).double()
-                coefficients = coefficients_of(task_vector, basis, recipe)
-                bias = task_vectors.get(tensor_name(name, "bias"))
-                layers[name] = _layer_edit(name, module, coefficients, basis.forget, bias, request, recipe)
-    return layers
-
-
 def _heed(verdict: Verdict, on_verdict: str) -> None:
     if verdict.kind != "instance-like":
         return
@@ -175,73 +140,3 @@ def _heed(verdict: Verdict, on_verdict: str) -> None:
     if on_verdict == "raise":
         raise DataError(f"{message} Pass on_verdict='ignore' to edit all the same.")
     warn(f"{message} unmerge.diagnose shows more; on_verdict='raise' refuses such requests.")
-
-
-def _layer_edit(
-    name: str,
-    module: nn.Module,
-    coefficients: Tensor,
-    forget_basis: Tensor,
-    bias: Tensor | None,
-    request: Request,
-    recipe: Recipe,
-) -> LayerEdit:
-    """B, Q and the constant part of one layer, in the precision of its weight."""
-    if forget_basis.dim() == 3:
-        # A group with fewer directions has zero columns; QR completes them, and their coefficients stay zero.
-        forget_basis, upper = torch.linalg.qr(forget_basis)
-        coefficients = coefficients @ upper.mT
-    shift = torch.zeros(coefficients.shape[:-1].numel(), dtype=torch.float64, device=coefficients.device)
-    shift_to = request.statistics.shift_to[name]
-    if recipe.mean != "free" and shift_to is not None:
-        # The edit acts on x − m_R: its constant part B Qᵀ m_R stays in the output.
-        mean = request.retain_mean(name).to(coefficients.device)
-        shift += (coefficients @ (forget_basis.mT @ mean.unsqueeze(-1))).flatten()
-    elif recipe.mean == "preserve":
-        raise LayerError(
-            f"mean='preserve': layer {name!r} has no bias, and no BatchNorm is the only reader of its output, so "
-            "nothing can take the constant. Leave it out with layers=..., or use mean='auto'."
-        )
-    if bias is not None:
-        shift -= recipe.gamma / (1 + recipe.gamma) * bias.double()  # implementation note (iv)
-        shift_to = tensor_name(name, "bias")
-    kept = torch.promote_types(module.get_parameter("weight").dtype, torch.float32)
-    has_shift = shift_to is not None and bool(shift.any())
-    return LayerEdit(
-        B=coefficients.to(kept),
-        Q=forget_basis.to(kept),
-        shift=shift.to(kept) if has_shift else None,
-        shift_to=shift_to if has_shift else None,
-        transposed=is_transposed(module),
-        beyond_lora=beyond_lora(module),
-    )
-
-
-def _check_empty(name: str, recipe: Recipe) -> None:
-    """An empty basis is an error, but for private-mean, which leaves such a layer alone."""
-    if recipe.basis == "private-mean":
-        return
-    if recipe.basis.startswith("cav") and recipe.centering == "separate":
-        why = (
-            "with centering='separate' each class or cluster is compared with the mean of the forget set, and a single "
-            "one is that mean. Use centering='retain', or basis='lda'"
-        )
-    else:
-        why = "the forget inputs do not differ from the retain inputs there. Leave it out with layers=..."
-    raise LayerError(f"layer {name!r} has no forget direction: {why}.")
-
-
-class Clock:
-    """Seconds a phase."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.seconds: dict[str, float] = defaultdict(float)
-        self._device = device
-
-    @contextmanager
-    def __call__(self, phase: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        self.seconds[phase] += time.perf_counter() - start

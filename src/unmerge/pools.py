@@ -11,6 +11,7 @@ from torch import Tensor
 
 from unmerge.accumulation import LayerStatistics
 from unmerge.bases import ridged_factor
+from unmerge.coordinates import Coordinates
 from unmerge.eigen import top_eigenpairs
 from unmerge.errors import DataError
 from unmerge.kmeans import kmeans
@@ -27,10 +28,19 @@ Kept = TypeVar("Kept")
 
 
 class Pools:
-    """The moments of one layer, or of one group of it, as the bases ask for them."""
+    """The moments of one layer, or of one group of it, as the bases ask for them.
 
-    def __init__(self, request: Request, layer: str, group: int | None) -> None:
+    Those of a sketched layer are in coordinates, of which `width` is not the number.
+    """
+
+    def __init__(self, request: Request, layer: str, group: int | None, coordinates: Coordinates | None = None) -> None:
         self._request, self._layer, self._group = request, layer, group
+        self.coordinates = coordinates
+
+    @property
+    def width(self) -> int:
+        """How many inputs there are."""
+        return len(self.retain_mean if self.coordinates is None else self.coordinates.span)
 
     @property
     def _lost(self) -> Statistics:

@@ -12,21 +12,24 @@ import torch
 from torch import nn
 
 from unmerge.batches import device_of
-from unmerge.edit import Edit, LayerEdit
+from unmerge.edit import Edit
 from unmerge.errors import EditError, listing, warn
+from unmerge.fitting import Fitted
 from unmerge.initial import Init
+from unmerge.layer_edit import LayerEdit
 from unmerge.layers import layer_of, weight_matrix
 from unmerge.recipe import Recipe
 from unmerge.request import Request
 from unmerge.verdict import Verdict
 from unmerge.version import VERSION
 
+LOW_SHARE = 0.9  # of the variance that a sketch should hold
 _RANKED = ("pca", "deflated-pca", "contrastive", "cav-kmeans")
 
 
 def finished_edit(
     model: nn.Module,
-    layers: dict[str, LayerEdit],
+    fitted: Fitted,
     names: list[str],
     unchanged: list[str],
     request: Request,
@@ -38,6 +41,7 @@ def finished_edit(
     asked: Recipe,
 ) -> Edit:
     """The edit of these layers with all that is recorded beside it; `asked` is the recipe before "auto" was settled."""
+    layers = fitted.layers
     removed, why_not_removed = _removed_rows(model, request, layers, recipe)
     statistics = request.statistics
     notes: dict[str, Any] = {
@@ -60,12 +64,15 @@ def finished_edit(
         warn(f"rank={recipe.rank} is more than the data supports and was reduced: {shown}.")
     if edits_set_aside:
         notes["approximations"].append("fitted on the weights from before the edits that the model carried")
+    if fitted.sketches:
+        notes["sketches"] = {name: dict(facts) for name, facts in fitted.sketches.items()}
+        notes["approximations"] += _sketch_words(fitted.sketches)
     samples = {"forget": request.forget, "retain": request.retain, "all": request.whole}
     head = request.head(model)
     edit = Edit(
         layers=layers,
         recipe=recipe.but(layers=names) if callable(recipe.layers) else recipe,
-        alpha=recipe.alpha if recipe.alpha is not None else 1.0 if removed else None,
+        alpha=recipe.alpha if recipe.alpha is not None else 1.0 if removed or fitted.head_alone else None,
         head=head if head in layers else None,
         removed=removed,
         provenance={
@@ -78,11 +85,27 @@ def finished_edit(
             "init": str(init) if isinstance(init, (str, Path)) else type(init).__name__,
             "seconds": {phase: round(value, 4) for phase, value in seconds.items()},
             "verdict": None if verdict is None else asdict(verdict),
-            "choices": _choices(request, layers, names, asked, removed, why_not_removed),
+            "choices": _choices(request, layers, names, asked, removed, why_not_removed, fitted.head_alone),
             "notes": notes,
         },
     )
     return replace(edit, weights={name: statistics.weights[name] for name in edit.touched})
+
+
+def _sketch_words(sketches: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """A line for each sketched layer; a warning where a sketch holds little of the variance."""
+    shares = {name: min(share for side, share in facts.items() if side != "size") for name, facts in sketches.items()}
+    low = {name: share for name, share in shares.items() if share < LOW_SHARE}
+    if low:
+        shown = listing(f"{name or '(model)'} {share:.0%}" for name, share in low.items())
+        warn(
+            f"the sketches of {len(low)} layers hold less than {LOW_SHARE:.0%} of their inputs' variance, so weak "
+            f"directions are not seen: {shown}. Pass a larger memory=."
+        )
+    return [
+        f"{name or '(model)'}: a sketch of size {sketches[name]['size']}, {share:.1%} of the variance"
+        for name, share in shares.items()
+    ]
 
 
 def _choices(
@@ -92,6 +115,7 @@ def _choices(
     recipe: Recipe,
     removed: tuple[int, ...],
     why_not_removed: str,
+    head_alone: bool,
 ) -> dict[str, str]:
     """What the recipe left open, what was chosen, and why."""
     chosen = {}
@@ -112,8 +136,16 @@ def _choices(
         gone = f"rows {list(removed)} removed: no retained sample has these classes"
         chosen["head"] = gone if removed else f"edited, no row removed: {why_not_removed}"
     if recipe.alpha is None:
-        known = "1: with the head's rows removed it brings features to where retraining has them"
-        chosen["alpha"] = known if removed else "open: search_alpha finds the smallest that forgets"
+        known = "1: it brings features to where retraining has them"
+        if removed:
+            known += ", and the head's rows are removed"
+        elif head_alone:
+            known += (
+                f", and the head's own edit, {recipe.head_strength:g} times over, takes the classes out of its answers"
+            )
+        else:
+            known = "open: search_alpha finds the smallest that forgets"
+        chosen["alpha"] = known
     return chosen
 
 

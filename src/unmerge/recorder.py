@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +16,7 @@ from unmerge.counting import Counting
 from unmerge.errors import DataError, LayerError
 from unmerge.experts import Routed, expert_modules, is_routed
 from unmerge.hooks import hooked
-from unmerge.layers import Selection, layer_of
+from unmerge.layers import Selection, device_of_layer, layer_of
 from unmerge.probe import Probe, identity, proves_itself
 from unmerge.reduction import Counted, of_all
 from unmerge.statistics import Statistics
@@ -35,7 +37,15 @@ _LOST = (
 class Recorder:
     """Turns batches into statistics while its hooks are attached."""
 
-    def __init__(self, model: nn.Module, selection: Selection, seen: Probe, labelled: bool, keep: Keep) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        selection: Selection,
+        seen: Probe,
+        labelled: bool,
+        keep: Keep,
+        sketches: Mapping[str, int],
+    ) -> None:
         self._model = model
         self._probe = seen
         self._named = selection.named
@@ -56,7 +66,10 @@ class Recorder:
         self._codes: dict[int, int] = {}
         self._class_samples: dict[int, int] = {}
         self._samples = 0
-        self._accumulators = {name: Accumulator(layer_of(model, name), self._by_class, keep) for name in first.values()}
+        self._accumulators = {
+            name: Accumulator(layer_of(model, name), self._by_class, keep, sketches.get(name))
+            for name in first.values()
+        }
         self._checked = set(seen.called)
         self._order: dict[str, None] = {}  # as called, so that the first broken layer can be named
         self._facts: BatchFacts | None = None
@@ -97,7 +110,7 @@ class Recorder:
     def finish(self, weights: dict[str, str]) -> Statistics:
         """The statistics of all that was read, here and in the other processes."""
         self._check_finite()
-        counted = of_all(self._counted(), weights, self._device_of)
+        counted = of_all(self._counted(), weights, partial(device_of_layer, self._model))
         uncalled = [name for name in self._names if name not in counted.called and name not in counted.left_out]
         left_out = counted.left_out | dict.fromkeys(uncalled, "was never called, so it has no inputs to learn from")
         empty = [name for name in counted.called if self._leader[name] not in counted.layers]
@@ -113,10 +126,6 @@ class Recorder:
             shift_to={name: self._probe.shift_to[name] for name in names},
             left_out=left_out,
         )
-
-    def _device_of(self, name: str) -> torch.device:
-        device = layer_of(self._model, name).get_parameter("weight").device
-        return device if device.type != "meta" else device_of(self._model)
 
     def _counted(self) -> Counted:
         """What this process has counted."""

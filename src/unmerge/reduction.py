@@ -15,6 +15,7 @@ from unmerge.errors import RankError
 from unmerge.fingerprint import differences
 from unmerge.moments import Moments
 from unmerge.sampling import Drawn
+from unmerge.sketching import moments_of
 
 Slot = int | None  # the label whose moments these are, or None for those of all rows
 
@@ -87,7 +88,7 @@ def _shape(layer: LayerStatistics, labels: list[int]) -> dict[str, Any]:
     slots = _slots(layer, labels)
     return {
         "features": list(layer.moments.mean.shape),
-        "type": _name(layer.moments.gram.dtype),
+        "sums": {name: [list(part.shape), _name(part.dtype)] for name, part in layer.moments.sums.items()},
         "rows": [[label, moments.n] for label, moments in slots.items()],
         "by_class": len(layer.class_sums) > 0,
     }
@@ -110,7 +111,7 @@ def _layer(
     device: torch.device,
 ) -> LayerStatistics:
     known = next(shape for shape in shapes if shape is not None)
-    features, kind = known["features"], getattr(torch, known["type"])
+    features, sums = known["features"], known["sums"]
     # Of each slot the rows of every process; the first that has some gives the pivot about which all are summed.
     rows = [dict(map(tuple, shape["rows"])) if shape is not None else {} for shape in shapes]
     slots: list[Slot] = sorted({label for counts in rows for label in counts}, key=lambda label: label or 0)
@@ -128,10 +129,14 @@ def _layer(
     add_up_(totals)
     found = {}
     for place, slot in enumerate(slots):
-        empty = torch.zeros(*features, features[-1], dtype=kind, device=device) if slot not in mine else None
-        gram = add_up_(mine[slot].gram if empty is None else empty)
+        zeros = {
+            name: torch.zeros(shape, dtype=getattr(torch, kind), device=device)
+            for name, (shape, kind) in sums.items()
+            if slot not in mine
+        }
+        added = {name: add_up_((zeros or mine[slot].sums)[name]) for name in sums}
         count = sum(counts.get(slot, 0) for counts in rows)
-        found[slot] = Moments.build(count, pivots[place], totals[place], gram)
+        found[slot] = moments_of(count, pivots[place], totals[place], added)
     if None not in found:
         by_place = {labels.index(slot): moments for slot, moments in found.items() if slot is not None}
         return of_classes(by_place, len(labels))

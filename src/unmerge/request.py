@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from unmerge.batches import Forward, Mask, check_rereadable
 from unmerge.collection import View, collect, same_layers
+from unmerge.coordinates import in_coordinates
 from unmerge.errors import DataError, LayerError, StatisticsError, listing, warn
 from unmerge.experts import expert_modules, is_routed
 from unmerge.fingerprint import fingerprint, state_of
@@ -60,6 +61,10 @@ class Request:
         labelled = self.forget is None or bool(self.forget.classes)
         return recipe.but(basis="lda" if labelled else "contrastive")
 
+    def keeps_rows(self, recipe: Recipe) -> bool:
+        """Whether whole classes are to go from a classifier whose rows stay."""
+        return bool(self.classes) and recipe.basis == "blend" and recipe.head == "edit"
+
     def layers(self, model: nn.Module, recipe: Recipe) -> list[str]:
         """The layers to edit: what the recipe selects of those that were collected."""
         collected, left_out = self.statistics.layers, self.statistics.left_out
@@ -85,7 +90,14 @@ class Request:
         return self.statistics.head or head_of(model)
 
     def pools(self, layer: str) -> list[Pools]:
-        """What is known of a layer's inputs, one entry a group."""
+        """What is known of a layer's inputs, one entry a group; a sketched layer's in coordinates of its own."""
+        if self.statistics[layer].sketch is None:
+            return self.pools_as_counted(layer)
+        here, coordinates = in_coordinates(self, layer)
+        return [Pools(here, layer, None, coordinates)]
+
+    def pools_as_counted(self, layer: str) -> list[Pools]:
+        """The same as it was counted: of a sketched layer the means and variances alone."""
         mean = self.statistics[layer].moments.mean
         if mean.dim() == 1:
             return [Pools(self, layer, None)]
@@ -105,7 +117,7 @@ class Request:
 
     def retain_mean(self, layer: str) -> Tensor:
         """m_R as (in,), or (groups, in)."""
-        means = [pools.retain_mean for pools in self.pools(layer)]
+        means = [pools.retain_mean for pools in self.pools_as_counted(layer)]
         return torch.stack(means) if self.statistics[layer].moments.mean.dim() == 2 else means[0]
 
     def sources(self, layer: str) -> tuple[int, ...]:
@@ -202,7 +214,8 @@ def _with_enough_tokens(
 def pair_of(forget: Statistics, retain: Statistics, recipe: Recipe) -> Request:
     """The request of two statistics, checked for what the recipe needs of them."""
     forget.check_alike(retain, "pair")
-    retain = retain.beside(forget)
+    forget = forget.sketched(retain.sketches)
+    retain = retain.sketched(forget.sketches).beside(forget)
     needed = needed_of(recipe)
     if recipe.basis == "cav-class" and not forget.classes:
         raise DataError(

@@ -12,7 +12,8 @@ from unmerge.experts import tensor_and_place
 from unmerge.layers import from_matrix, tensor_name
 
 if TYPE_CHECKING:
-    from unmerge.edit import Edit, LayerEdit
+    from unmerge.edit import Edit
+    from unmerge.layer_edit import LayerEdit
 
 REMOVED_BIAS = -1e4  # finite in float16, and below any logit
 _ENTRIES = 1 << 22  # of a weight that are looked at in one go

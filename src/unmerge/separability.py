@@ -10,14 +10,18 @@ import torch
 from torch import nn
 
 from unmerge import bases, geometry
-from unmerge.batches import ChosenSamples
+from unmerge.accumulation import LayerStatistics
+from unmerge.chosen import ChosenSamples
 from unmerge.collection import View, collect, view_of
+from unmerge.costs import CONTROL_GROUPS
 from unmerge.errors import StatisticsError
+from unmerge.moments import Moments
 from unmerge.pools import Pools
 from unmerge.request import Request
 from unmerge.statistics import Statistics
 
 RANK = 16  # of the PCA bases, whatever the recipe: S depends on the basis
+_TINY = torch.finfo(torch.float64).tiny
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,14 @@ class Separability:
         return self.captured * (1 - self.overlap)
 
 
+@dataclass(frozen=True)
+class Control:
+    """As many random retain samples as are to be forgotten, and what such a draw shows."""
+
+    statistics: Statistics
+    shifts: Mapping[str, float]  # the mean shift to expect of it, in layers of which a sample has many rows
+
+
 def rank_for(features: int) -> int:
     """At most a quarter of a narrow input, of which any sixteen directions would be nearly all."""
     return min(RANK, max(1, features // 4))
@@ -41,12 +53,14 @@ def separability(groups: list[Pools]) -> Separability:
     """Of one layer, averaged over its groups."""
     parts = []
     for pools in groups:
-        rank = rank_for(len(pools.retain_mean))
+        rank = rank_for(pools.width)
         forget_scatter = pools.forget.scatter
         forget_basis = bases.pca(forget_scatter, rank)
         retain_basis = bases.pca(pools.retain_scatter, rank)
         overlap = geometry.overlaps(forget_basis, retain_basis)
         share = geometry.captured_share(forget_scatter, forget_basis)
+        if pools.coordinates is not None:
+            share = share * pools.coordinates.shares["forget"]
         parts.append(torch.stack([share, overlap.mean() if len(overlap) else share.new_ones(())]))
     return Separability(*torch.stack(parts).mean(0).tolist())
 
@@ -59,12 +73,22 @@ def mean_separability(layers: Iterable[Separability]) -> float:
 
 def mean_shift(groups: list[Pools]) -> float:
     """‖m_F − m_R‖² as a share of the retain variance."""
-    tiny = torch.finfo(torch.float64).tiny
     shifts = [
-        ((pools.forget.mean - pools.retain_mean).square().sum() / pools.retain.variance.sum().clamp_min(tiny)).item()
+        ((pools.forget.mean - pools.retain_mean).square().sum() / pools.retain.variance.sum().clamp_min(_TINY)).item()
         for pools in groups
     ]
     return sum(shifts) / len(shifts)
+
+
+def expected_shift(layer: LayerStatistics, retain: Moments) -> float:
+    """The mean shift of random samples, from how far apart the means of their classes lie, dealt out at random.
+
+    The tokens of a text are no independent draws: their number does not say it, and neither does that of the texts.
+    """
+    rows, count = layer.class_rows, len(layer.class_rows)
+    mean = layer.class_sums.sum(0) / rows.sum()
+    apart = (layer.class_sums - rows.unsqueeze(1) * mean).square().sum()
+    return (apart * count / (count - 1) / rows.sum() ** 2 / retain.variance.sum().clamp_min(_TINY)).item()
 
 
 def random_control(
@@ -73,15 +97,20 @@ def random_control(
     request: Request,
     options: Mapping[str, Any],
     view: View | None = None,
-) -> Statistics:
-    """The statistics of as many random retain samples as are to be forgotten, which may miss layers of experts."""
+) -> Control:
+    """As many random retain samples as are to be forgotten; they may miss layers of experts."""
     generator = torch.Generator().manual_seed(options["seed"])
     places = torch.randperm(request.statistics.samples, generator=generator)[: _control_size(request)]
-    data = ChosenSamples(retain, places.tolist())
+    data = ChosenSamples(retain, places.tolist(), groups=CONTROL_GROUPS)
     known = request.statistics
     view = view_of(model, known) if view is None else view.only(list(known.layers), with_left_out=False)
     # A layer that the control does not reach is edited all the same.
-    return collect(model, data, replace(view, tells=False), **options, what="random control")
+    view = replace(view, tells=False, selection=replace(view.selection, named=False))
+    found = collect(model, data, view, **options, what="random control")
+    is_dealt = len(found.classes) > 1 and max(found.classes) < 0
+    layers = {name: layer for name, layer in found.layers.items() if is_dealt and layer.class_sums.dim() == 2}
+    shifts = {name: expected_shift(layer, known[name].moments) for name, layer in layers.items()}
+    return Control(found.without_classes(), {name: shift for name, shift in shifts.items() if shift > 0})
 
 
 def control_request(request: Request, control: Statistics) -> Request:

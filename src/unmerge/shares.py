@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
-from unmerge.batches import first_tensor, select_samples
+from unmerge.batches import first_tensor
+from unmerge.chosen import ChosenSamples
 from unmerge.distributed import exchange, rank, size
 from unmerge.errors import RankError
 from unmerge.fingerprint import fingerprint
@@ -92,10 +91,10 @@ class GivenShare(Share):
 
 
 class ChosenShare(Share):
-    """The samples of a share that stand at some places among all samples."""
+    """The samples of a share that are among those chosen of all."""
 
-    def __init__(self, share: Share, places: Iterable[int]) -> None:
-        self._share, self._places = share, set(places)
+    def __init__(self, share: Share, chosen: ChosenSamples) -> None:
+        self._share, self._chosen = share, chosen
         self.is_whole_here = share.is_whole_here
 
     def pieces(self, whole: bool = False) -> Iterator[Piece]:
@@ -107,10 +106,9 @@ class ChosenShare(Share):
         for piece in self._share.pieces(whole):
             count = len(first_tensor(piece.batch))
             start = piece.start if offset is None else offset
-            chosen = [place for place in range(count) if start + place in self._places]
             offset = None if offset is None else offset + count
-            if chosen:
-                yield replace(piece, batch=select_samples(piece.batch, torch.tensor(chosen)))
+            for batch in self._chosen.among(piece.batch, start):
+                yield replace(piece, batch=batch)
 
     def check(self) -> None:
         self._share.check()

@@ -16,9 +16,9 @@ from unmerge.distributed import is_first
 from unmerge.errors import FileError, StatisticsError, listing
 from unmerge.files import read_tensors, write_tensors
 from unmerge.fingerprint import differences
-from unmerge.moments import Moments
 from unmerge.probe import Probe
 from unmerge.stored import STATISTICS, check_statistics, layer_of, tensors_of
+from unmerge.sums import combined
 from unmerge.version import VERSION
 
 KIND = "statistics"
@@ -36,8 +36,9 @@ class Statistics:
     head: str | None = None  # the layer whose output is the model's
     shift_to: dict[str, str | None] = field(default_factory=dict)  # the tensor that takes a constant shift
     left_out: dict[str, str] = field(default_factory=dict)
+    counted: str | None = None  # which tokens, in the word of `batches.counted_by`; None where that is not known
     parts: tuple[Statistics, Statistics] | None = field(default=None, repr=False)  # (S, F), when this is S − F
-    factors: dict[tuple[object, ...], Tensor] = field(default_factory=dict, repr=False, compare=False)  # a cache
+    factors: dict[tuple[object, ...], Any] = field(default_factory=dict, repr=False, compare=False)  # a cache
 
     def __getitem__(self, layer: str) -> LayerStatistics:
         if layer not in self.layers:
@@ -54,8 +55,9 @@ class Statistics:
 
     def __repr__(self) -> str:
         classes = f", {len(self.classes)} classes" if self.classes else ""
+        sketched = f", {len(self.sketches)} sketched" if self.sketches else ""
         devices = ", ".join(sorted({str(layer.device) for layer in self.layers.values()})) or "no device"
-        return f"Statistics({len(self.layers)} layers, {self.samples:,} samples{classes}, {devices})"
+        return f"Statistics({len(self.layers)} layers{sketched}, {self.samples:,} samples{classes}, {devices})"
 
     def check_weights(self, weights: dict[str, str]) -> None:
         """Refuse a model other than the one that was read: its inputs depend on every weight before a layer."""
@@ -70,7 +72,7 @@ class Statistics:
     def __add__(self, other: Statistics) -> Statistics:
         self.check_alike(other, "add")
         classes = tuple(sorted({*self.classes, *other.classes}))
-        return self._combined(other, classes, +1, lambda mine, theirs: mine + theirs)
+        return combined(self, other, classes, +1)
 
     def __sub__(self, other: Statistics) -> Statistics:
         """S − F: the statistics of the samples of S that are not in F, without reading them."""
@@ -85,7 +87,7 @@ class Statistics:
                     "the second statistics are not part of the first."
                 )
         classes = self.classes if other.classes or not self.classes else ()
-        rest = self._combined(other, classes, -1, lambda mine, theirs: mine - theirs)
+        rest = combined(self, other, classes, -1)
         rest.parts = (self, other)
         return rest
 
@@ -105,6 +107,22 @@ class Statistics:
         """The same statistics without what is kept by label."""
         layers = _once_each(self.layers, lambda layer: LayerStatistics(layer.moments))
         return dataclasses.replace(self, layers=layers, classes=(), class_samples=(), parts=None, factors={})
+
+    @property
+    def sketches(self) -> dict[str, int]:
+        """The layers whose Gram was too large, and the size of the sketch in its place."""
+        return {name: layer.sketch for name, layer in self.layers.items() if layer.sketch is not None}
+
+    def sketched(self, sizes: Mapping[str, int]) -> Statistics:
+        """The same statistics with some layers sketched, each to at most a size."""
+        known = self.sketches
+        smaller = {name: size for name, size in sizes.items() if size < known.get(name, size + 1)}
+        if not smaller:
+            return self
+        made = {(id(self[name]), size): self[name] for name, size in smaller.items()}
+        made = {key: layer.sketched(key[1]) for key, layer in made.items()}
+        layers = self.layers | {name: made[id(self[name]), size] for name, size in smaller.items()}
+        return dataclasses.replace(self, layers=layers, parts=None, factors={})
 
     def to(self, device: torch.device | str) -> Statistics:
         """The same statistics on another device."""
@@ -154,6 +172,7 @@ class Statistics:
         tensors, header = read_tensors(Path(path), KIND, device)
         layers: dict[str, LayerStatistics] = {}
         try:
+            header = {"counted": None, **header}  # it was not always written
             check_statistics(header)
             for name, entry in header["layers"].items():
                 if "same_as" in entry:
@@ -168,62 +187,6 @@ class Statistics:
             raise FileError(f"{path} was written by another version of unmerge: {error!r}.") from error
         return cls(layers, **values)
 
-    def _combined(
-        self,
-        other: Statistics,
-        classes: tuple[int, ...],
-        sign: int,
-        join: Callable[[Moments, Moments], Moments],
-    ) -> Statistics:
-        other = other.beside(self)
-        pairs = {name: (layer, other.layers[name]) for name, layer in self.layers.items()}
-
-        def combine(name: str) -> LayerStatistics:
-            mine, theirs = pairs[name]
-            joined = LayerStatistics(join(mine.moments, theirs.moments))
-            if classes:
-                joined.class_rows = self._spread(mine.class_rows, classes)
-                joined.class_sums = self._spread(mine.class_sums, classes)
-                joined.class_rows = joined.class_rows + sign * other._spread(theirs.class_rows, classes)
-                joined.class_sums = joined.class_sums + sign * other._spread(theirs.class_sums, classes)
-            if sign > 0 and mine.class_moments and theirs.class_moments:
-                for owner, layer in ((self, mine), (other, theirs)):
-                    for code, moments in layer.class_moments.items():
-                        place = classes.index(owner.classes[code])
-                        joined.class_moments[place] = joined.class_moments.get(place, Moments()) + moments
-            return joined
-
-        done: dict[tuple[int, int], LayerStatistics] = {}
-        layers = {}
-        for name, (mine, theirs) in pairs.items():
-            key = (id(mine), id(theirs))
-            layers[name] = done[key] = done[key] if key in done else combine(name)
-        counts = dict.fromkeys(classes, 0)
-        for owner, times in ((self, 1), (other, sign)):
-            for label, count in zip(owner.classes, owner.class_samples, strict=True):
-                if label in counts:
-                    counts[label] += times * count
-        kept = [place for place, label in enumerate(classes) if counts[label] > 0]
-        for layer in {id(layer): layer for layer in layers.values()}.values():
-            if classes:
-                layer.class_rows, layer.class_sums = layer.class_rows[kept], layer.class_sums[kept]
-        return dataclasses.replace(
-            self,
-            layers=layers,
-            samples=self.samples + sign * other.samples,
-            classes=tuple(classes[place] for place in kept),
-            class_samples=tuple(counts[classes[place]] for place in kept),
-            parts=None,
-            factors={},
-        )
-
-    def _spread(self, values: Tensor, classes: Sequence[int]) -> Tensor:
-        """Class tensors in the order of other classes, zeros where this one has none."""
-        place_of = {label: place for place, label in enumerate(classes)}
-        found = [(place_of[label], place) for place, label in enumerate(self.classes) if label in place_of]
-        there, here = torch.tensor(found, dtype=torch.int64, device=values.device).reshape(-1, 2).unbind(1)
-        return values.new_zeros(len(classes), *values.shape[1:]).index_copy_(0, there, values[here])
-
     def check_alike(self, other: Statistics, verb: str) -> None:
         if not isinstance(other, Statistics):
             raise TypeError(f"cannot {verb} {type(other).__name__} and Statistics.")
@@ -236,6 +199,11 @@ class Statistics:
         changed = differences(other.weights, self.weights)
         if changed:
             raise StatisticsError(f"cannot {verb} statistics of different weights: {changed[0]!r} differs.")
+        if None not in (self.counted, other.counted) and self.counted != other.counted:
+            raise StatisticsError(
+                f"cannot {verb} statistics of different tokens: {self.counted!r} are counted in the one and "
+                f"{other.counted!r} in the other. Pass the same mask= to both."
+            )
         if verb == "add" and bool(self.classes) != bool(other.classes):
             raise StatisticsError("cannot add statistics with labels and statistics without.")
 

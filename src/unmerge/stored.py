@@ -12,6 +12,7 @@ from unmerge.errors import listing
 from unmerge.forms import check_fields, shown
 from unmerge.layers import tensor_name
 from unmerge.moments import Moments
+from unmerge.sketching import moments_of
 
 _MOST = 2**53  # rows or samples: beyond it a float cannot count
 _EDIT = {
@@ -39,6 +40,7 @@ STATISTICS = {
     "head": str | None,
     "shift_to": dict[str, str | None],
     "left_out": dict[str, str],
+    "counted": str | None,
 }
 
 
@@ -75,11 +77,8 @@ def tensors_of(layer: LayerStatistics) -> dict[str, Tensor]:
         tensors["sample"] = layer.sample
     parts = {"": layer.moments} | {f"{code}/": part for code, part in layer.class_moments.items()}
     for prefix, moments in parts.items():
-        tensors |= {
-            f"{prefix}pivot": moments.pivot,
-            f"{prefix}total": moments.total,
-            f"{prefix}gram": moments.gram,
-        }
+        sums = {"pivot": moments.pivot, "total": moments.total, **moments.sums}
+        tensors |= {f"{prefix}{name}": part for name, part in sums.items()}
     return tensors
 
 
@@ -89,11 +88,15 @@ def layer_of(tensors: Mapping[str, Tensor], entry: Mapping[str, Any], classes: i
     features = tensors["pivot"].shape  # (d), or (groups, d)
 
     def moments(prefix: str, rows: float) -> Moments:
-        parts = [tensors[f"{prefix}{part}"] for part in ("pivot", "total", "gram")]
-        expected = (features, features, (*features, *features[-1:]))
-        if not 0 < rows <= _MOST or any(part.shape != shape for part, shape in zip(parts, expected, strict=True)):
-            raise ValueError(f"moments of {rows} rows with shapes {[tuple(part.shape) for part in parts]}")
-        return Moments.build(rows, *parts)
+        expected: dict[str, tuple[int, ...]] = {"pivot": features, "total": features}
+        if "sketch" in tensors:  # of the same size in every part
+            expected |= {"sketch": (*features, tensors["sketch"].shape[-1]), "diagonal": features}
+        else:
+            expected |= {"gram": (*features, *features[-1:])}
+        parts = {part: tensors[f"{prefix}{part}"] for part in expected}
+        if not 0 < rows <= _MOST or any(parts[part].shape != shape for part, shape in expected.items()):
+            raise ValueError(f"moments of {rows} rows with shapes {[tuple(part.shape) for part in parts.values()]}")
+        return moments_of(rows, parts.pop("pivot"), parts.pop("total"), parts)
 
     labelled = (tensors["class_rows"].shape, tensors["class_sums"].shape)
     if labelled not in (((0,), (0,)), ((classes,), (classes, *features))) or not 1 <= len(features) <= 2:

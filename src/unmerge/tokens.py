@@ -6,11 +6,12 @@ unmerge.collect(model, batches, mask=tokens.answer)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from unmerge.errors import DataError
 
@@ -43,6 +44,31 @@ def positions(attention_mask: Tensor) -> Tensor:
     return (attention_mask.long().cumsum(1) - 1).clamp_min(0)
 
 
+def chat(tokenizer: Any, asked: str, reply: str | None = None, system: str | None = None) -> str:
+    """The chat template's text of a question with its reply, or without one up to where it would begin."""
+    messages = [{"role": "user", "content": asked}]
+    if system is not None:
+        messages.insert(0, {"role": "system", "content": system})
+    if reply is not None:
+        messages.append({"role": "assistant", "content": reply})
+    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=reply is None))
+
+
+def end_token(tokenizer: Any) -> int:
+    """The end of sequence, with which answers end."""
+    if tokenizer.eos_token_id is None:
+        raise DataError("the tokenizer has no end of sequence, with which answers end. Set tokenizer.eos_token.")
+    return int(tokenizer.eos_token_id)
+
+
+def padded(parts: Sequence[Tokens], padding: int, side: str = "right") -> dict[str, Tensor]:
+    """A batch {input_ids, attention_mask, labels}; padding and tokens without a loss have no label."""
+    ids = _stacked([part.ids for part in parts], padding, side)
+    mask = _stacked([[1] * len(part.ids) for part in parts], 0, side)
+    has_loss = _stacked([part.has_loss for part in parts], False, side)
+    return {"input_ids": ids, "attention_mask": mask, "labels": ids.where(has_loss, torch.tensor(IGNORED))}
+
+
 def encode(
     tokenizer: Any,
     records: Iterable[Mapping[str, Any]],
@@ -61,6 +87,8 @@ def encode(
 
     A record with the entry `text` is one; another has the two `fields`, which go through the tokenizer's chat template
     (with the `system` message) or through `template`. Labels are those of the answer and the end of sequence after it.
+    The whole text becomes tokens at once; in `evaluation.language.encode`, which says more of this, an answer does so
+    by itself.
 
     template: plain text in place of the chat template, for example 'Question: {question}\\nAnswer: {answer}'.
     group: the entry with a whole number (an author, a document) that is the class label of all the record's tokens.
@@ -105,15 +133,9 @@ def _conversation(
         return before + replied + after, len(before)
     if getattr(tokenizer, "chat_template", None) is None:
         raise DataError(f"the tokenizer has no chat template. Pass a plain one: template={_EXAMPLE}.")
-
-    def conversation(reply: str) -> str:
-        messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": reply}]
-        if system is not None:
-            messages.insert(0, {"role": "system", "content": system})
-        return str(tokenizer.apply_chat_template(messages, tokenize=False))
-
     # Where a word stands that no template has; the answer itself may also be a part of the template's own words.
-    whole, start = conversation(replied), conversation(_NO_WORD).find(_NO_WORD)
+    whole = chat(tokenizer, asked, replied, system)
+    start = chat(tokenizer, asked, _NO_WORD, system).find(_NO_WORD)
     if start < 0 or not whole[start:].startswith(replied.strip()):  # many templates strip what they are given
         raise DataError(f"record {place}: the chat template changes the answer {replied!r}. Pass template={_EXAMPLE}.")
     return whole, start
@@ -151,20 +173,18 @@ def _fitting(tokens: Tokens, limit: int | None, truncate: str | None, place: int
 
 
 def _batch(tokenizer: Any, parts: list[Tokens], with_subject: bool) -> dict[str, Tensor]:
-    width = max(len(part.ids) for part in parts)
-    shape = (len(parts), width)
     padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    ids, labels = torch.full(shape, padding), torch.full(shape, IGNORED)
-    mask, of_subject = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.bool)
-    for row, part in enumerate(parts):
-        length = len(part.ids)
-        place = slice(width - length, width) if tokenizer.padding_side == "left" else slice(0, length)
-        own = torch.tensor(part.ids)
-        ids[row, place], mask[row, place] = own, 1
-        labels[row, place] = own.where(torch.tensor(part.has_loss), torch.tensor(IGNORED))
-        of_subject[row, place] = torch.tensor(part.of_subject)
-    batch = {"input_ids": ids, "attention_mask": mask, "position_ids": positions(mask), "labels": labels}
-    return batch | {"subject": of_subject} if with_subject else batch
+    batch = padded(parts, padding, tokenizer.padding_side)
+    batch["position_ids"] = positions(batch["attention_mask"])
+    if with_subject:
+        batch["subject"] = _stacked([part.of_subject for part in parts], False, tokenizer.padding_side)
+    return batch
+
+
+def _stacked(rows: Sequence[Sequence[int]], padding: int, side: str) -> Tensor:
+    """Rows of different length as one tensor."""
+    tensors = [torch.tensor(row) for row in rows]
+    return pad_sequence(tensors, batch_first=True, padding_value=padding, padding_side=side)
 
 
 def _spans(whole: str, name: str, place: int) -> list[tuple[int, int]]:
@@ -208,8 +228,7 @@ def _check(tokenizer: Any, template: str | None, truncate: str | None, batch_siz
             f"{type(tokenizer).__name__} does not know where in the text its tokens stand. Pass a fast tokenizer: "
             "transformers.AutoTokenizer.from_pretrained(...) of a directory with a tokenizer.json."
         )
-    if tokenizer.eos_token_id is None:
-        raise DataError("the tokenizer has no end of sequence, with which answers end. Set tokenizer.eos_token.")
+    end_token(tokenizer)
     if template is not None and (template.count("{answer}") != 1 or "{question}" not in template.split("{answer}")[0]):
         raise DataError(
             f"template={template!r} does not hold {{question}} and then one {{answer}}, as {_EXAMPLE} does."

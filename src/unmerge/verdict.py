@@ -14,6 +14,7 @@ from unmerge.collection import View
 from unmerge.moments import full_precision
 from unmerge.request import Request
 from unmerge.separability import (
+    Control,
     Separability,
     control_request,
     mean_separability,
@@ -62,16 +63,19 @@ def verdict_of(
     control: Mapping[str, Separability] | None,
     mean_shifts: Mapping[str, float],
     samples: int,
+    expected: Mapping[str, float] | None = None,
 ) -> Verdict:
     """The verdict on a request of this many samples, from the layers that would be edited.
 
     S is compared in the layers that the control has reached: it may miss those of experts.
+    expected: the mean shifts that a random draw shows, in layers where samples have many rows.
     """
     score = mean_separability(layers[name] for name in control or layers)
     random = mean_separability(control.values()) if control else None
     ratio = None if random is None else score / max(random, 1e-12)
-    # The mean of n random samples is off by about 1/n of the variance.
-    shift = samples * max(mean_shifts.values())
+    expected = expected or {}
+    # The mean of n random rows is off by about 1/n of the variance.
+    shift = max(found / expected[name] if name in expected else samples * found for name, found in mean_shifts.items())
     differs = shift >= RANDOM_SHIFT
     if not differs and (ratio is None or ratio < SEPARABLE_RATIO):
         kind = "instance-like"
@@ -89,6 +93,7 @@ class Evidence:
     layers: dict[str, Separability] = field(default_factory=dict)
     control: dict[str, Separability] = field(default_factory=dict)
     shifts: dict[str, float] = field(default_factory=dict)
+    expected: dict[str, float] = field(default_factory=dict)  # shifts of a random draw
     samples: int = 0
 
     def add(
@@ -105,11 +110,12 @@ class Evidence:
         """Measure some layers, beside a random control where retain can be read again."""
         assert request.forget is not None
         self.samples = request.forget.samples
-        control: Statistics | None = None
+        control: Control | None = None
         is_single = request.statistics.samples == 1  # which leaves none for a control
         if retain is not None and not isinstance(retain, (Statistics, Iterator)) and not is_single:
             options = {"mask": mask, "forward": forward, "seed": seed}
             control = random_control(model, retain, request, options, view)
+            self.expected |= control.shifts
         known: dict[tuple[int, ...], str] = {}  # layers that share their input have the same numbers
         with full_precision(), torch.no_grad():
             for name in layers:
@@ -121,12 +127,12 @@ class Evidence:
                     self.control[name] = self.control[same]
         return self
 
-    def _measure(self, request: Request, control: Statistics | None, name: str) -> None:
-        pools = request.pools(name)
-        self.layers[name], self.shifts[name] = separability(pools), mean_shift(pools)
-        if control is not None and name in control.layers:
-            others = control_request(request.only(name), control.only(name))
+    def _measure(self, request: Request, control: Control | None, name: str) -> None:
+        self.layers[name] = separability(request.pools(name))
+        self.shifts[name] = mean_shift(request.pools_as_counted(name))
+        if control is not None and name in control.statistics.layers:
+            others = control_request(request.only(name), control.statistics.only(name))
             self.control[name] = separability(others.pools(name))
 
     def verdict(self) -> Verdict:
-        return verdict_of(self.layers, self.control, self.shifts, self.samples)
+        return verdict_of(self.layers, self.control, self.shifts, self.samples, self.expected)

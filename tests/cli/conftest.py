@@ -79,7 +79,7 @@ def unmerge(place: Place) -> Command:
     def run(*arguments: object, more: dict[str, str] | None = None, **options: Any) -> Result:
         # The installed command where there is one; a source tree alone has the module.
         script = Path(sys.executable).with_name("unmerge")
-        command = [str(script)] if script.is_file() else [sys.executable, "-m", "unmerge.cli"]
+        command = [str(script)] if script.is_file() else [sys.executable, "-m", "unmerge"]
         command += map(str, arguments)
         around = environment() | (more or {})
         done = subprocess.run(

@@ -6,6 +6,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,17 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
 
 import unmerge
+from decoders import decoder, padded, sentences
 from networks import Batch, batched, cnn, mlp, samples
-from unmerge import Recipe, Statistics, collect, distributed, fit, search_alpha
+from unmerge import Recipe, Statistics, collect, distributed, fit, messages, reduction, search_alpha
 from unmerge.distributed import OwnShare
 from unmerge.errors import RankError
 from unmerge.evaluation import evaluate
+from unmerge.evaluation.language import Encoded, score
 from unmerge.fingerprint import fingerprint, state_of
+from unmerge.measures import answer_probability
 from unmerge.sharded import whole
+from unmerge.sketching import SketchedMoments
 
 LABELS = [0, 1, 2, 3, 1, 2, 0, 3, 3, 1, 2, 0, 1, 1, 2, 3, 0]  # 17: no number of processes divides it
 
@@ -206,6 +211,19 @@ def within_memory() -> dict[str, Tensor]:
     return tensors(fit(cnn(), *request(), init="zero", recipe=Recipe(skip_layers=0), memory="1MB"))
 
 
+def sketched() -> dict[str, Any]:
+    """Of 300 inputs, in a bound that their Gram does not fit."""
+    model, (forget, retain) = mlp((6, 300, 4)), _flat(request())
+    kept = collect(model, retain, ["2"], memory="900KB", per_class="full")["2"]
+    parts = {"all": kept.moments, **kept.class_moments}
+    found: dict[str, Any] = {}
+    for name, part in parts.items():
+        assert isinstance(part, SketchedMoments)
+        found |= {f"{name} product": part.scatter_product(), f"{name} variance": part.variance}
+    edit = fit(model, forget, retain, init="zero", recipe=Recipe(layers=["2"]), memory="6MB")
+    return found | tensors(edit) | {"sketches": edit.provenance["plan"]["sketches"]}
+
+
 def strengths() -> dict[str, Any]:
     model = _trained()
     forget, retain = request()
@@ -271,6 +289,30 @@ def sharded() -> dict[str, Any]:
     return found | {"evaluation": evaluation.to_dict()["tables"]}
 
 
+def sharded_decoders() -> dict[str, Any]:
+    return {kind: _edit_of_decoder(kind, torch.float64) for kind in ("gpt2", "mixtral")}
+
+
+def sharded_decoders_in_single_precision() -> dict[str, Any]:
+    """With a ridge that conditions the problem: rounding is multiplied by what the matrix loses in inverting."""
+    return {kind: _edit_of_decoder(kind, torch.float32, ridge=1.0) for kind in ("gpt2", "mixtral")}
+
+
+# A language model.
+
+
+def answers() -> dict[str, Any]:
+    """Every process looks at all texts where there is no share of them."""
+    model = decoder("llama")
+    found = score(model, [Encoded(text[:3].tolist(), text[3:].tolist()) for text in sentences([9, 5, 7, 8, 6])])
+    texts = [padded(sentences([8, 6], seed=seed)) for seed in range(5)]
+    for batch in texts:
+        batch["labels"] = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+    edit = fit(model, texts[:2], texts[2:], init="zero", on_verdict="ignore")
+    search = search_alpha(edit, model, texts[:2], 0.03, texts[2:], max_drop=1.0, metric=answer_probability)
+    return {"scores": found.tensors(), "search": search.to_dict()}
+
+
 # What goes wrong.
 
 
@@ -307,6 +349,14 @@ def one_failure_of_all() -> None:
 def one_that_cannot_travel() -> None:
     """The first samples go to all processes."""
     collect(mlp(), [{"input": images()[0].flatten(1)[:, :6], "extra": lambda: 0}], forward=_of_input)
+
+
+def one_failure_while_adding() -> None:
+    """In the middle of the sum over the processes, where the others wait for tensors and not for a word."""
+    messages.PATIENCE = timedelta(seconds=1)
+    if distributed.rank() == 1:
+        reduction.add_up_ = _out_of_memory  # type: ignore[assignment]
+    collect(cnn(), batched(images(), 3))
 
 
 def nothing_at_all() -> None:
@@ -366,6 +416,10 @@ def an_end() -> dict[str, Any]:
     return {}
 
 
+def _out_of_memory(tensor: Tensor) -> Tensor:
+    raise MemoryError("nothing is left")
+
+
 def _of_input(model: nn.Module, batch: Any) -> Tensor:
     return model(batch["input"])
 
@@ -413,6 +467,21 @@ def _blocks(seed: int = 0, split: bool = True) -> nn.Module:
             fully_shard(layer)
         fully_shard(model)
     return model
+
+
+def _edit_of_decoder(kind: str, dtype: torch.dtype, **knobs: Any) -> dict[str, Tensor]:
+    """The edit of a decoder, in several processes with its blocks spread over them."""
+    model, initial = decoder(kind, dtype=dtype), decoder(kind, dtype=dtype, seed=1)
+    if distributed.size() > 1:
+        from torch.distributed.fsdp import fully_shard
+
+        for block in model.transformer.h if kind == "gpt2" else model.model.layers:  # type: ignore[union-attr]
+            fully_shard(block)
+        fully_shard(model)
+    forget = [padded(sentences([7, 5, 9, 6], seed=seed, high=12)) for seed in range(6)]
+    retain = [padded(sentences([8, 9, 6, 7], seed=100 + seed)) for seed in range(13)]
+    recipe = Recipe(skip_layers=0, **knobs)
+    return tensors(fit(model, forget, retain, init=initial, recipe=recipe, check_init=False, on_verdict="ignore"))
 
 
 def _state(model: nn.Module) -> dict[str, Tensor]:

@@ -8,8 +8,7 @@ from typing import Any
 
 import processes
 import pytest
-import torch
-from torch import Tensor
+from comparing import check_close
 
 DATA = [
     "a_list",
@@ -34,10 +33,13 @@ REQUESTS = [
     "an_edit_with_a_verdict",
     "kmeans",
     "within_memory",
+    "sketched",
     "strengths",
     "recalibrated",
     "evaluated",
     "sharded",
+    "sharded_decoders_in_single_precision",
+    "answers",
 ]
 ALIKE = ["the_same_bits", "a_verdict_of_dealt_samples"]
 WRONG = {
@@ -56,7 +58,8 @@ WRONG = {
     "other_sampler": "but there are",
     "other_epoch": "epoch",
 }
-NAMES = [*DATA, *REQUESTS, *ALIKE, *WRONG, "written", "by_itself", "an_end"]
+DOUBLE = ["an_edit", "sharded_decoders"]
+NAMES = [*DATA, *REQUESTS, "sharded_decoders", *ALIKE, *WRONG, "written", "by_itself", "an_end"]
 # Three processes do what differs from two: shares that no two processes cover, and uneven parts of a weight.
 NAMES_OF_THREE = [*(name for name in DATA if name != "accelerated"), "an_edit", "sharded", "one_failure", "an_end"]
 
@@ -89,25 +92,6 @@ def alone() -> Callable[[str], Any]:
     return functools.cache(processes.attempt)
 
 
-def check_close(found: Any, expected: Any, tolerance: float, place: str = "") -> None:
-    if isinstance(expected, dict):
-        assert isinstance(found, dict), f"{place}: {found}"
-        assert list(found) == list(expected), place
-        for key, value in expected.items():
-            check_close(found[key], value, tolerance, f"{place}/{key}")
-    elif isinstance(expected, (list, tuple)):
-        assert len(found) == len(expected), place
-        for index, value in enumerate(expected):
-            check_close(found[index], value, tolerance, f"{place}/{index}")
-    elif isinstance(expected, (Tensor, float)) and expected is not None:
-        found, expected = torch.as_tensor(found).double(), torch.as_tensor(expected).double()
-        assert found.shape == expected.shape, place
-        if expected.numel():
-            assert (found - expected).abs().max() <= tolerance * max(1e-3, expected.abs().max().item()), place
-    else:
-        assert found == expected, place
-
-
 @of([*DATA, *REQUESTS])
 def test_several_processes_give_what_one_gives(found, alone, name):
     expected = alone(name)
@@ -116,7 +100,15 @@ def test_several_processes_give_what_one_gives(found, alone, name):
         check_close(own, expected, 1e-5)
 
 
-@of([*DATA, *REQUESTS, *ALIKE])
+@of(DOUBLE)
+def test_in_double_precision_the_edit_is_that_of_one_process(found, alone, name):
+    expected = alone(name)
+    assert not isinstance(expected, str), expected
+    for own in found:
+        check_close(own, expected, 1e-9)
+
+
+@of([*DATA, *REQUESTS, "sharded_decoders", *ALIKE])
 def test_every_process_ends_with_the_same_bits(found, name):
     for own in found[1:]:
         check_close(own, found[0], 0.0)
@@ -133,6 +125,13 @@ def test_what_is_wrong_in_one_process_ends_all(found, name):
 def test_the_process_that_failed_has_its_own_error(found, name):
     assert found[1] == "ValueError: the disk is gone"
     assert found[0].startswith("RankError: process 1 of ")
+
+
+def test_a_failure_between_two_sums_ends_all_within_patience(tmp_path):
+    name = "one_failure_while_adding"
+    first, second = (own[name] for own in processes.run(2, [name], tmp_path))
+    assert second == "MemoryError: nothing is left"
+    assert first.startswith("RankError: another process has ended")
 
 
 @of(["written"])

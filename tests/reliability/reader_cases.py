@@ -14,13 +14,16 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import unmerge
-from unmerge.cli import exports, recipes
+from unmerge.cli import apply, edits, exports, recipes, run_directory
 from unmerge.cli.recipes import RecipeFlags
+from unmerge.evaluation.language import Answers, TokenScores
 from unmerge.evaluation.predictions import Outputs, SplitOutputs, check
 from unmerge.initial import initial_weights
 from unmerge.interop.card import model_card
 from unmerge.interop.shards import Checkpoint
 from unmerge.merging import Shard, merge, save_shard
+from unmerge.report import page
+from unmerge.searching import AlphaSearch, Point
 
 ADAPTED = "base_model.model.0"
 
@@ -69,6 +72,27 @@ def write_all(place: Path) -> None:
     base = {"reference": "tiny_models:build", "directory": None, "weights": "w", "tensors": tensors}
     record = {"base": {**base, "checksum": exports.checksum(tensors)}}
     (applied / exports.APPLIED).write_text(json.dumps(record))
+    _write_run(place / "run", edit, statistics)
+    scores = TokenScores(torch.tensor([2, 3]), *(torch.randn(5) for _ in range(4)))
+    Answers({"forget": {"answer": scores}}, {"forget": ["a", "b"]}).save(place / "answers.safetensors")
+
+
+def _write_run(directory: Path, edit: unmerge.Edit, statistics: unmerge.Statistics) -> None:
+    """What `unmerge run` writes, as far as other commands read it."""
+    edit.save(directory / "edit")
+    forget = unmerge.collect(model(), [(inputs[labels == 1], labels[labels == 1]) for inputs, labels in data()])
+    kept = unmerge.collect(model(), [(inputs[labels != 1], labels[labels != 1]) for inputs, labels in data()])
+    unmerge.diagnose(forget, kept, model(), "zero").to_json(directory / "diagnosis.json")
+    edits.write_norms(directory, {"0.bias": torch.ones(6)}, edit.alpha)
+    accuracy = {"forget": 0.9, "retain": 0.8}
+    run = {
+        "command": "unmerge run", "model": "tiny", "init": "zero", "request": "class 1", "alpha": 1.0,
+        "accuracy": {"before": accuracy, "after": accuracy}, "versions": {"unmerge": "1"}, "created": "today",
+        "seconds": {"edit": 1.0}, "samples": [], "inputs": {"data": "x", "layers": {}},
+    }  # fmt: skip
+    search = AlphaSearch(1.0, [Point(0.0, 0.9, 0.8), Point(1.0, 0.0, 0.8)], "target", 0.01, True, "target")
+    for name, value in (("run", run), ("curve", [{"alpha": 1.0, **accuracy}]), ("alpha", search.to_dict())):
+        (directory / f"{name}.json").write_text(json.dumps(value))
 
 
 def _write_foreign_adapter(directory: Path) -> None:
@@ -147,6 +171,27 @@ def _read_record(place: Path) -> None:
     assert isinstance(record["base"]["reference"], str)
 
 
+def _read_norms(place: Path) -> None:
+    edits.apply(place / "run", model())
+
+
+def _read_answers(place: Path) -> None:
+    found = Answers.load(place / "answers.safetensors")
+    for kinds in found.scores.values():
+        for scores in kinds.values():
+            assert len(scores.probabilities) == len(scores)
+
+
+def _read_run(place: Path) -> None:
+    """The page of a run, a model card, and what a later run starts from."""
+    directory = place / "run"
+    run_directory.known_statistics(directory, {"data": "x", "layers": {}})
+    edit = unmerge.Edit.load(directory / "edit")
+    written = apply.card_of(directory, edit, "tiny", is_directory=False, alpha=1.0)
+    assert written.startswith("---")
+    assert "</html>" in page.rendered(directory)
+
+
 INDEX = "checkpoint/model.safetensors.index.json"
 CASES = [
     Case("edit", "edit/edit.safetensors", _read_edit, "edit"),
@@ -161,4 +206,8 @@ CASES = [
     Case("adapter", "lora/adapter_model.safetensors", _read_adapter),
     Case("adapter-config", "lora/adapter_config.json", _read_adapter),
     Case("record", "applied/unmerge.json", _read_record),
+    Case("norms", "run/norms.safetensors", _read_norms, "norms"),
+    Case("answers", "answers.safetensors", _read_answers, "language answers"),
 ]
+# Each reading draws a page of charts, so that there are fewer examples.
+PAGES = [Case(f"run-{name}", f"run/{name}.json", _read_run) for name in ("run", "diagnosis", "alpha", "curve")]

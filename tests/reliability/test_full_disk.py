@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -57,14 +58,24 @@ def test_commands(
         "report": ["report", str(runs / "done")],
         "collect": ["collect", *MODEL, "--out", str(runs / "all.safetensors")],
     }
+    named = {"run": runs / "new", "again": runs / "done", "report": runs / "done", "collect": runs / "all.safetensors"}
     with full_after(size):
         code = main(arguments[command])
     said = capsys.readouterr().err
     assert code == 1
-    assert "File too large" in said
+    assert re.fullmatch(rf"error: {re.escape(str(named[command]))}(/\S+)?\b.*File too large.*\n", said)
     assert ".part" not in said
     assert tree(runs) == before
     assert {path.name for path in runs.iterdir()} == {"done"}
+
+
+def test_a_place_that_cannot_be_written_is_told_before_anything_is_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("unmerge.cli.work.gather", lambda *_: pytest.fail("the data were read"))
+    assert main([*RUN, "--out", "/proc/self/run"]) == 1
+    assert "/proc/self" in capsys.readouterr().err
 
 
 def test_edit_checkpoint(runs: Path, folder: Path, tmp_path: Path) -> None:

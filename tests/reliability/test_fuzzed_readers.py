@@ -15,7 +15,7 @@ import torch
 import yaml
 from hypothesis import HealthCheck, Verbosity, given, settings
 from hypothesis import strategies as st
-from reader_cases import CASES, Case, write_all
+from reader_cases import CASES, PAGES, Case, write_all
 from reliability_place import TIMES, bounded, tree
 
 from unmerge.errors import UnmergeError, UnmergeWarning
@@ -90,6 +90,14 @@ def survive(case: Case, place: Path) -> None:
     assert tree(root) == before
 
 
+def survive_value(case: Case, place: Path, path: list[int], value: Any) -> None:
+    """Read a file in which one part is another value."""
+    with changed(place / case.file) as raw:
+        written = mutated(yaml.safe_load(raw), path, lambda _: value)
+        (place / case.file).write_text(json.dumps(written))  # which is YAML too
+        survive(case, place)
+
+
 def mutated(value: Any, path: list[int], change: Callable[[Any], Any]) -> Any:
     """A copy of a JSON value in which one part, found by numbers, is changed."""
     if not path or not isinstance(value, (dict, list)) or not value:
@@ -103,7 +111,7 @@ def mutated(value: Any, path: list[int], change: Callable[[Any], Any]) -> Any:
     return copied
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*CASES, PAGES[0]], ids=lambda case: case.name)
 def test_what_is_good_is_read(case: Case, place: Path) -> None:
     with warnings.catch_warnings(), bounded():
         warnings.simplefilter("ignore", UnmergeWarning)
@@ -172,10 +180,14 @@ def test_strange_tensors_under_a_true_seal(
 @given(path=st.lists(st.integers(0, 40), max_size=4), value=VALUES)
 @fuzzed
 def test_strange_values(case: Case, place: Path, path: list[int], value: Any) -> None:
-    with changed(place / case.file) as raw:
-        written = mutated(yaml.safe_load(raw), path, lambda _: value)
-        (place / case.file).write_text(json.dumps(written))  # which is YAML too
-        survive(case, place)
+    survive_value(case, place, path, value)
+
+
+@pytest.mark.parametrize("case", PAGES, ids=lambda case: case.name)
+@given(path=st.lists(st.integers(0, 40), max_size=4), value=VALUES)
+@settings(fuzzed, max_examples=3 * TIMES)
+def test_strange_values_of_a_run(case: Case, place: Path, path: list[int], value: Any) -> None:
+    survive_value(case, place, path, value)
 
 
 @pytest.mark.parametrize("case", WRITTEN, ids=lambda case: case.name)

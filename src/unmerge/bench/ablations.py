@@ -48,12 +48,24 @@ def _lambda() -> Rows:
         yield f"lda, lambda {lam}", Recipe(basis="lda", lam=lam)
 
 
+def _strength() -> Rows:
+    for alpha in (0.5, 0.75, 1.25, 1.5):
+        yield f"default, alpha {alpha:g}", Recipe(alpha=alpha)
+
+
+def _head() -> Rows:
+    for times in (1.0, 1.5, 3.0):
+        yield f"default, no row removed, head x{times:g}", Recipe(head="edit", head_strength=times)
+
+
 ABLATIONS: dict[str, Callable[[], Rows]] = {
     "terms": _terms,
     "solver": _solver,
     "rank": _rank,
     "skip": _skip,
     "lambda": _lambda,
+    "strength": _strength,
+    "head": _head,
 }
 
 

@@ -30,10 +30,12 @@ from unmerge.bench.ablations import ABLATIONS, ablated, inits
 from unmerge.bench.caching import short_checksum
 from unmerge.bench.images import Images
 from unmerge.bench.networks import cifar_resnet, load_trunk
+from unmerge.bench.options import table_parser
 from unmerge.bench.tasks import Task, task_of
 from unmerge.bench.training import train
 from unmerge.errors import DataError, UnmergeWarning, suggest
 from unmerge.evaluation import Column, Evaluation, Figure, Outputs, Table, evaluate, outputs
+from unmerge.evaluation.accuracy import accuracy
 from unmerge.files import load_weights, write_json, write_weights
 
 AXES = ("accuracy", "entanglement", "membership", "fidelity", "decodability", "calibration")
@@ -97,18 +99,18 @@ class Benchmark:
         forgotten, classes = self._request()
         retain = self.data.train.where(~forgotten)
         model = self._network(f"finetuned-{self.options.seed}", self.data.train, self.options.seed)
-        reference = self._network(f"retrained-{self._task}-{self.options.seed}", retain, self.options.seed + 1)
-        task = task_of(self.options.task, self.data, model, reference, forgotten, classes)
         initial = "zero" if self.options.init == "zero" else self._initial(self.options.seed).state_dict()
-        task = replace(task, init=initial)
+        task = replace(task_of(self.options.task, self.data, model, {}, forgotten, classes), init=initial)
 
-        answers = self._outputs("retrained", lambda: reference, task)
-        floor = None
-        if self.options.floor:
-            again = f"retrained-{self._task}-{self.options.seed + 100}"
-            floor = self._outputs(
-                "retrained again", lambda: self._network(again, retain, self.options.seed + 101), task
-            )
+        def reference(name: str, offset: int) -> Outputs:
+            """What retraining answers; it is trained only where its answers are not kept."""
+            network = f"retrained-{self._task}-{self.options.seed + offset}"
+            return self._outputs(name, lambda: self._network(network, retain, self.options.seed + offset + 1), task)
+
+        answers = reference("retrained", 0)
+        floor = reference("retrained again", 100) if self.options.floor else None
+        shares = {name: accuracy(split.logits, split.labels) for name, split in answers.splits.items()}
+        task = replace(task, retrained=shares)
         found: dict[str, Outputs] = {}
         seconds: dict[str, float] = {}
         chosen = dict(comparison.methods(task, seed=self.options.seed, published=True))
@@ -229,22 +231,16 @@ def _first_of_each_class(data: cifar_data.Cifar100, count: int) -> cifar_data.Ci
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder with CIFAR-100 (torchvision's, or mosaics)")
+    data, only = "folder with CIFAR-100 (torchvision's, or mosaics)", "only these rows, such as unmerge 'logit mask'"
+    parser = table_parser("cifar100", __doc__, data, only)
     parser.add_argument("--task", default="trees", help="what is forgotten (default: trees)")
     parser.add_argument("--init", choices=["zero", "pretrained"], default="zero")
     parser.add_argument("--checkpoint", type=Path, help="for --init pretrained: a ResNet-50 with torchvision's names")
     parser.add_argument("--network", choices=["tiny", "resnet18", "resnet50"], default="resnet50")
-    parser.add_argument("--only", nargs="+", metavar="METHOD", help="only these rows, such as unmerge 'logit mask'")
     parser.add_argument("--fast", action="store_true", help="30 epochs instead of the paper's 100 (15 for 50)")
     parser.add_argument("--epochs", type=int, help="of training, in place of the schedule's")
-    parser.add_argument("--floor", action="store_true", help="retrain a second time: the noise of every figure")
     parser.add_argument("--ablate", nargs="+", choices=[*ABLATIONS, "init"], default=[], help="further rows")
     parser.add_argument("--subset", type=int, help="only the first images of each class, to try things out")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--cache", type=Path, default=Path(".bench/cifar100"), help="networks and answers")
-    parser.add_argument("--out", type=Path, default=Path("results/cifar100"))
     return parser
 
 

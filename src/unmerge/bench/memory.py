@@ -113,11 +113,11 @@ def random_llama(shape: dict[str, int], device: torch.device) -> Any:
 
 
 def texts(count: int, size: int, seed: int, words: tuple[int, int]) -> list[dict[str, Tensor]]:
-    """Padded batches of random words from one range of the vocabulary."""
+    """Padded batches of random words from one range of the vocabulary, texts of like length together."""
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(TOKENS[0], TOKENS[1] + 1, (count,), generator=generator)
     batches = []
-    for part in lengths.split(size):
+    for part in lengths.sort().values.split(size):
         ids = torch.randint(*words, (len(part), int(part.max())), generator=generator)
         mask = (torch.arange(ids.shape[1]) < part.unsqueeze(1)).long()
         batches.append({"input_ids": ids, "attention_mask": mask})

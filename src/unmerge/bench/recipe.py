@@ -3,9 +3,10 @@
     python -m unmerge.bench.recipe                              # digits, a few minutes on two cores
     python -m unmerge.bench.recipe --cifar100 DIR --device cuda # and twenty classes of CIFAR-100, on a GPU
 
-Every request is fitted once from the same statistics for each cell, with the forgotten rows of the head removed
-(alpha 1) and without (alpha searched on the forget set alone). Beside them stand the un-edited model and a logit mask:
-accuracy alone cannot tell a mask from unlearning, the feature gap can. Writes recipe.json and recipe.md.
+Every request is fitted once from the same statistics for each cell, with the forgotten rows of the head removed and
+without; alpha is what the edit recommends, else searched on the forget set alone. Beside them stand the un-edited model
+and a logit mask: accuracy alone cannot tell a mask from unlearning, the feature gap can. Writes recipe.json and
+recipe.md.
 """
 
 from __future__ import annotations
@@ -131,6 +132,8 @@ def _grid(model: nn.Module, head: str) -> Iterator[tuple[str, unmerge.Recipe]]:
     for skip, depth in depths.items():
         for basis in ("blend", "private-mean"):  # which protect without a rank or a weight
             yield f"{basis}, {depth}", unmerge.Recipe(basis=basis, skip_layers=skip, head=head)
+    for times in (1.0, 1.5, 3.0) if head == "edit" else ():
+        yield f"blend, last quarter, head x{times:g}", unmerge.Recipe(head=head, head_strength=times)
     for (skip, depth), rank, lam in itertools.product(depths.items(), RANKS, LAMBDAS):
         if rank == 16 or depth == "last quarter":
             recipe = unmerge.Recipe(basis="lda", skip_layers=skip, retain_rank=rank, lam=lam, head=head)
@@ -172,7 +175,7 @@ def _rows(found: list[Result], task: str, mode: str, limit: int = 5) -> list[lis
 def _markdown(found: list[Result], verdicts: dict[str, Any]) -> str:
     parts = []
     for task, mode in dict.fromkeys((result.task, result.mode) for result in found):
-        title = "rows removed from the head, alpha 1" if mode == "removed" else "no row removed, alpha searched"
+        title = "rows removed from the head" if mode == "removed" else "no row removed"
         parts.append(f"### {task}: {title}\n\n" + markdown_table(COLUMNS, _rows(found, task, mode)))
     rows = [
         [name, found["kind"], f"{found['separability']:.3f}", f"{found['ratio']:.1f}", f"{found['shift']:.1f}"]

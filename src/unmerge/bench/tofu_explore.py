@@ -7,13 +7,14 @@ import json
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 from tqdm.auto import tqdm
 
-from unmerge.bench.tofu_methods import MASKS, Pair, Request, Variant, collected, fitted
+from unmerge.bench.tofu_methods import MASKS, Made, Pair, Request, Variant, collected, edited, fitted
 from unmerge.errors import DataError, UnmergeError, UnmergeWarning
 from unmerge.evaluation import Column, Figure, Table
 from unmerge.evaluation.language import Answers, ask, metrics
@@ -40,7 +41,7 @@ def grid(blocks: int) -> dict[str, Variant]:
         "upper mlp": f"mlp:last{max(1, blocks // 2)}",
         "all mlp": "mlp",
         "all down": r"re:mlp\.down_proj$",
-        "all": ["mlp", "attention"],
+        "all linear": ["mlp", "attention"],
     }
     bases: dict[str, dict[str, Any]] = {
         f"contrastive {rank}": {"basis": "contrastive", "rank": rank} for rank in (16, 64, 256)
@@ -59,6 +60,15 @@ def grid(blocks: int) -> dict[str, Variant]:
     }
 
 
+def cells(request: Request) -> dict[str, Callable[[], Made]]:
+    """Every cell at every strength as a row, under the name that `explored` gives it."""
+    return {
+        f"{name}, x{times:g}": partial(edited, request, variant, times)
+        for name, variant in grid(request.blocks).items()
+        for times in STRENGTHS
+    }
+
+
 def explored(
     request: Request,
     tokenizer: Any,
@@ -72,7 +82,7 @@ def explored(
     anchors: makes "retrained" and other models to compare with, which are asked as the cells are.
     only: parts of names, such as "upper mlp, base": a cell that has all parts of one of them is chosen; empty: all.
     """
-    cells = chosen_cells(grid(request.blocks), only)
+    chosen = chosen_cells(grid(request.blocks), only)
     probed = {name: part for name, part in splits.items() if name != "holdout"}
     asked = {
         name: _anchor(make, request, tokenizer, probed, cache / f"{name}.safetensors") for name, make in anchors.items()
@@ -81,7 +91,7 @@ def explored(
     found = {name: _figures(answers, probed, retrained) for name, answers in asked.items()}
     statistics: dict[str, Pair] = {}
     measured: dict[str, dict[str, float]] = {}
-    for name, variant in tqdm(cells.items(), desc="cells", disable=None):
+    for name, variant in tqdm(chosen.items(), desc="cells", disable=None):
         path = cache / f"{name.replace(', ', '-').replace(' ', '_')}.json"
         if not path.is_file():
             if variant.tokens not in statistics:
@@ -97,14 +107,14 @@ def explored(
     return Table("cells", COLUMNS, figures, list(anchors), "retrained")
 
 
-def chosen_cells(cells: Mapping[str, Variant], only: Sequence[str]) -> dict[str, Variant]:
+def chosen_cells(known: Mapping[str, Variant], only: Sequence[str]) -> dict[str, Variant]:
     """The cells that have all parts of one of some names."""
     wanted = [set(name.split(", ")) for name in only]
-    chosen = {name: cell for name, cell in cells.items() if any(parts <= set(name.split(", ")) for parts in wanted)}
+    chosen = {name: cell for name, cell in known.items() if any(parts <= set(name.split(", ")) for parts in wanted)}
     if only and not chosen:
-        parts = list(dict.fromkeys(part for name in cells for part in name.split(", ")))
+        parts = list(dict.fromkeys(part for name in known for part in name.split(", ")))
         raise DataError(f"no cell is called {' or '.join(map(repr, only))}. Names are made of: {', '.join(parts)}.")
-    return chosen if only else dict(cells)
+    return chosen if only else dict(known)
 
 
 def _anchor(make: Callable[[], nn.Module], request: Request, tokenizer: Any, probed: Splits, path: Path) -> Answers:

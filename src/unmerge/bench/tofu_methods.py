@@ -131,16 +131,17 @@ def methods(request: Request, rates: Sequence[float]) -> dict[str, Callable[[], 
     return found
 
 
-def edited(request: Request, variant: Variant) -> Made:
-    """A copy of the model with an edit whose strength comes from the forget set alone."""
+def edited(request: Request, variant: Variant, times: float = 1.0) -> Made:
+    """A copy of the model with an edit whose strength is so many times what the forget set asks for."""
     start = time.perf_counter()
     statistics = collected(request, variant.tokens, variant.recipe.layers, **needed_of(variant.recipe))
     edit = fitted(request, variant, statistics)
     seconds = request.seconds_since(start)
     start = time.perf_counter()
     search = request.strength(edit)
-    notes = {"alpha": search.alpha, "reached": search.reached, "search_seconds": request.seconds_since(start)}
-    return Made(edit.apply(copy.deepcopy(request.model), search.alpha), seconds, notes)
+    alpha = times * search.alpha
+    notes = {"alpha": alpha, "reached": search.reached, "search_seconds": request.seconds_since(start)}
+    return Made(edit.apply(copy.deepcopy(request.model), alpha), seconds, notes)
 
 
 def collected(request: Request, tokens: str, layers: LayerChoice, **options: Any) -> Pair:

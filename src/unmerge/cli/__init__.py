@@ -12,13 +12,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     try:
         from unmerge.cli.application import app
+        from unmerge.cli.processes import joined
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in _EXTRA:
             raise
         print(f"unmerge: the command needs {error.name}. Type: pip install 'unmerge[cli]'", file=sys.stderr)
         return 1
     try:
-        app(args=None if arguments is None else list(arguments), prog_name="unmerge")
+        with joined():
+            app(args=None if arguments is None else list(arguments), prog_name="unmerge")
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except KeyboardInterrupt:

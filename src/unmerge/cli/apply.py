@@ -15,6 +15,7 @@ from unmerge.cli.options import Overwrite
 from unmerge.edit import Edit
 from unmerge.errors import FileError
 from unmerge.files import read_json, write_tensors
+from unmerge.forms import shown
 from unmerge.interop.card import model_card
 from unmerge.interop.checkpoints import put_edited
 
@@ -124,18 +125,27 @@ def _tell(output: Output, to: Path, reference: str, details: dict[str, Any]) -> 
 
 def _card(part: Path, run: Path, edit: Edit, reference: str, is_directory: bool, alpha: float | None) -> None:
     """README.md in Hugging Face form."""
+    (part / "README.md").write_text(card_of(run, edit, reference, is_directory, alpha), encoding="utf-8")
+
+
+def card_of(run: Path, edit: Edit, reference: str, is_directory: bool, alpha: float | None) -> str:
+    """The card of a model with the edit of a run, with what the run says of itself."""
     record, evaluation = (_json(run / name) for name in (directories.RECORD, "evaluation.json"))
+    request = record.get("request")
     # A bare name would read as a repository on the Hub.
     base = f"./{reference}" if is_directory and "/" not in reference else reference
-    card = model_card(
-        edit.to_dict(),
-        base,
-        alpha=alpha,
-        request=record.get("request"),
-        library_name="transformers" if is_directory else "pytorch",
-        evaluation=evaluation or None,
-    )
-    (part / "README.md").write_text(card, encoding="utf-8")
+    try:
+        return model_card(
+            edit.to_dict(),
+            base,
+            alpha=alpha,
+            request=request if isinstance(request, str) else None,
+            library_name="transformers" if is_directory else "pytorch",
+            evaluation=evaluation or None,
+        )
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        place = run / "evaluation.json"
+        raise FileError(f"{place} was written by another version of unmerge: {shown(error)}.") from error
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -105,4 +105,4 @@ def _parsed(shard: str | None) -> tuple[int, int]:
 
 
 def register(app: typer.Typer) -> None:
-    add(app, "collect", collect, EXAMPLES)
+    add(app, "collect", collect, EXAMPLES, together=True)

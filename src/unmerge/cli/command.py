@@ -10,20 +10,26 @@ from typing import Any, get_type_hints
 import typer
 
 from unmerge.cli.console import Common, Output, speaking
+from unmerge.cli.processes import Function, of_first, shared
 from unmerge.cli.spelling import Flag, flags_of
 
-Function = Callable[..., int | None]
 
+def add(
+    app: typer.Typer, name: str, function: Function, examples: list[str], together: bool = False, **settings: Any
+) -> None:
+    """Make `function(output, ...)` a subcommand; its dataclass parameters become their fields, as flags.
 
-def add(app: typer.Typer, name: str, function: Function, examples: list[str], **settings: Any) -> None:
-    """Make `function(output, ...)` a subcommand; its dataclass parameters become their fields, as flags."""
+    together: of several processes all do it, each with its share of the data; otherwise the first alone.
+    """
     epilog = "\n\n".join(["[bold]Examples[/bold]", *examples])
     # A paragraph is one line, which the terminal wraps as wide as it is.
     text = "\n\n".join(part.replace("\n", " ") for part in (inspect.getdoc(function) or "").split("\n\n"))
-    app.command(name, help=text, epilog=epilog, **settings)(_flattened(function))
+    work = shared(function) if together else of_first(function)
+    app.command(name, help=text, epilog=epilog, **settings)(_flattened(function, work))
 
 
-def _flattened(function: Function) -> Callable[..., None]:
+def _flattened(function: Function, work: Function) -> Callable[..., None]:
+    """The work of a function with flat parameters in place of its own."""
     hints = get_type_hints(function, include_extras=True)
     groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
     required: list[inspect.Parameter] = []
@@ -44,7 +50,7 @@ def _flattened(function: Function) -> Callable[..., None]:
 
         with speaking(take(Common), _flags(context)) as output:
             built = {name: take(group) for name, group in groups.items()}
-            code = function(output, **built, **values)
+            code = work(output, **built, **values)
         if code:
             raise typer.Exit(code)
 

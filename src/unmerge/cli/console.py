@@ -19,11 +19,12 @@ from rich.console import Console
 from rich.markup import escape
 
 from unmerge.cli.spelling import Flag, as_flags
+from unmerge.distributed import is_heard, size
 from unmerge.errors import DataError, UnmergeError, UnmergeWarning
 
 PANEL = "What is printed"
 INTERRUPTED = 130
-_PART = re.compile(r"\.([^/\\]+)\.\w{8}\.part\b")  # what a file or directory is called until it is whole
+_PART = re.compile(r"\.([^/\\]+)\.\w{8}\.part\b([/\\]\1)?")  # where a file or directory is until it is whole
 
 
 class Refused(DataError):
@@ -113,7 +114,8 @@ def speaking(common: Common, flags: Mapping[str, Flag] | None = None) -> Iterato
             error.message = output.spelled(error.message)
             raise
         except KeyboardInterrupt as error:
-            _fail(output, "interrupted; nothing was left half-written.", INTERRUPTED, error)
+            why = "interrupted" if size() == 1 else "interrupted, or another process has ended"
+            _fail(output, f"{why}; nothing was left half-written.", INTERRUPTED, error)
         except RuntimeError as error:
             if common.debug or "out of memory" not in str(error):
                 raise
@@ -121,7 +123,7 @@ def speaking(common: Common, flags: Mapping[str, Flag] | None = None) -> Iterato
 
 
 def _fail(output: Output, message: str, code: int, cause: BaseException) -> None:
-    print(f"error: {message}", file=sys.stderr)
+    print(f"error: {message}", file=sys.stderr if is_heard() else sys.__stderr__)
     output.result({"error": message, "exit_code": code})
     raise typer.Exit(code) from cause
 

@@ -13,6 +13,7 @@ from unmerge.cli.console import Output
 from unmerge.cli.options import VERDICTS, Init, Known, OverwriteFile
 from unmerge.cli.recipes import RecipeFile, RecipeFlags
 from unmerge.cli.run_directory import check_file
+from unmerge.distributed import is_first
 from unmerge.errors import suggest
 from unmerge.fingerprint import fingerprint, state_of
 from unmerge.statistics import Statistics
@@ -59,7 +60,7 @@ def diagnose(
     diagnosis = work.diagnosed(job, found)
     output.heading(job.request.description)
     output.show(str(diagnosis))
-    if out is not None:
+    if out is not None and is_first():
         diagnosis.to_json(out)
         output.note(f"written to {out}")
     if on_verdict == "raise":
@@ -69,4 +70,4 @@ def diagnose(
 
 
 def register(app: typer.Typer) -> None:
-    add(app, "diagnose", diagnose, EXAMPLES)
+    add(app, "diagnose", diagnose, EXAMPLES, together=True)

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from unmerge.cli.run_directory import check_folder
 from unmerge.edit import Edit
-from unmerge.errors import EditError, UnmergeWarning, listing, warn
+from unmerge.errors import EditError, FileError, UnmergeWarning, listing, warn
 from unmerge.files import read_tensors, write_tensors
 from unmerge.fingerprint import state_of
+from unmerge.forms import check_fields
 from unmerge.ledger import ledger_of
 from unmerge.normalization import batch_norms
 
@@ -57,6 +58,10 @@ def apply(
     if recalibrate is not None or not path.is_file():
         return edit, strength, recalibrate is not None
     norms, header = read_tensors(path, _KIND)
+    try:
+        check_fields(header, {"alpha": float})
+    except TypeError as error:
+        raise FileError(f"{path} was written by another version of unmerge: {error}.") from error
     if header["alpha"] != strength:
         warn(
             f"the run re-estimated BatchNorm at alpha={header['alpha']:g}; at {strength:g} it stays as in the base. "
@@ -64,13 +69,17 @@ def apply(
         )
         return edit, strength, False
     state = state_of(module)
-    strange = [name for name in norms if name not in state or state[name].shape != norms[name].shape]
+    strange = [name for name, value in norms.items() if name not in state or not _fits(value, state[name])]
     if strange:
         raise EditError(f"{path} belongs to another model: {listing(strange)}.")
     with torch.no_grad():
         for name, value in norms.items():
             state[name].copy_(value)
     return edit, strength, True
+
+
+def _fits(value: Tensor, place: Tensor) -> bool:
+    return value.shape == place.shape and value.dtype == place.dtype and bool(value.isfinite().all())
 
 
 def edit_in(directory: Path) -> Path:

@@ -17,6 +17,7 @@ from unmerge.cli.command import add
 from unmerge.cli.console import Output
 from unmerge.cli.measuring import ANSWERS, measure_of
 from unmerge.cli.run_directory import check_file
+from unmerge.distributed import is_first
 from unmerge.errors import suggest
 from unmerge.evaluation.pipeline import AXES
 from unmerge.evaluation.pipeline import evaluate as evaluated
@@ -96,7 +97,7 @@ def evaluate(
     else:
         found = evaluated(rows, others[0], splits, chosen, others[1], features=features, init=start, seed=seed)
     output.show(output.spelled(_shown(found, tables)))
-    for path in targets:
+    for path in targets if is_first() else ():
         _write(found, path)
         output.note(f"written to {path}")
     output.result({**found.to_dict(), "written": [str(path) for path in targets]})
@@ -138,4 +139,4 @@ def _write(found: Evaluation, path: Path) -> None:
 
 
 def register(app: typer.Typer) -> None:
-    add(app, "evaluate", evaluate, EXAMPLES)
+    add(app, "evaluate", evaluate, EXAMPLES, together=True)

@@ -104,6 +104,12 @@ def measured(job: Job, edit: Edit, found: Gathered) -> Measured:
             after = {name: measure.of(module, part) for name, part in parts.items()}
             samples = few.entries(said, few.ask())
             kept = norms_of(module)
+    goal = 0.01 if settings.target is None else settings.target
+    if search is None and measure is ACCURACY and not edit.removed and after["forget"] > goal:
+        job.output.warn(
+            f"{after['forget']:.1%} of the forget samples are still answered right at alpha {edit.alpha:g}; "
+            "--search-alpha looks for one at which they are not."
+        )
     return Measured(edit, measure, search, curve, {"before": before, "after": after}, samples, kept)
 
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from unmerge.batches import ChosenSamples, first_tensor, inputs_of, labels_of, select_samples
+from unmerge.batches import first_tensor, inputs_of, labels_of, select_samples
+from unmerge.chosen import ChosenSamples
 from unmerge.cli import images
 from unmerge.errors import DataError, listing
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from unmerge.cli.parts import Part
+from unmerge.distributed import exchange, is_first
 from unmerge.errors import FileError, StatisticsError
 from unmerge.statistics import Statistics
 
@@ -31,10 +32,13 @@ class Kept:
         path = self._path(name, data)
         if path is None:
             return read()
+        known = None
         with contextlib.suppress(FileError, StatisticsError):
-            found = Statistics.load(path, self._device)
+            known = Statistics.load(path, self._device)
+        # Where one of several processes cannot read it, all read the data.
+        if all(exchange(known is not None)) and known is not None:
             self.used.append(path)
-            return found
+            return known
         found = read()
         # Where this cannot be written the run's own directory cannot either, and that says so.
         with contextlib.suppress(OSError, FileError):
@@ -43,10 +47,11 @@ class Kept:
 
     def has(self, name: str, data: Any) -> bool:
         path = self._path(name, data)
-        return path is not None and path.is_file()
+        return all(exchange(path is not None and path.is_file()))
 
     def forget(self) -> None:
-        shutil.rmtree(self.place, ignore_errors=True)
+        if is_first():
+            shutil.rmtree(self.place, ignore_errors=True)
 
     def _path(self, name: str, data: Any) -> Path | None:
         """A name that only the same samples in the same batches, read in the same way, have."""

@@ -16,6 +16,7 @@ from unmerge.cli.console import Output
 from unmerge.cli.options import Init, Known, Overwrite, RunOptions
 from unmerge.cli.recipes import RecipeFile, RecipeFlags
 from unmerge.cli.resuming import Kept
+from unmerge.distributed import is_first
 from unmerge.errors import StatisticsError
 from unmerge.fingerprint import fingerprint, state_of
 from unmerge.request import needed_of
@@ -100,7 +101,7 @@ def perform(
             if before_report is not None:
                 more |= before_report(part)
             records.write(part, job, diagnosis, measured, init, more)
-            written = report and records.write_report(part, output)
+            written = report and is_first() and records.write_report(part, output)
             _show(job, measured, out, written)
             records.write_log(part, output)
         except KeyboardInterrupt:
@@ -186,4 +187,4 @@ def _show(job: work.Job, found: measuring.Measured, out: Path, written: bool) ->
 
 
 def register(app: typer.Typer) -> None:
-    add(app, "run", run, EXAMPLES)
+    add(app, "run", run, EXAMPLES, together=True)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from unmerge.directories import taking_the_place_of
+from unmerge.distributed import exchange, is_first
 from unmerge.errors import FileError, StatisticsError
-from unmerge.files import read_json
+from unmerge.files import name_place, read_json
 from unmerge.statistics import Statistics
 
 STATISTICS = "statistics.safetensors"
@@ -20,13 +22,20 @@ APPLIED = "unmerge.json"
 
 @contextlib.contextmanager
 def replacing_directory(target: Path, overwrite: bool) -> Iterator[Path]:
-    """A directory beside the target that takes its place when the block ends well, and is removed otherwise."""
+    """A directory beside the target that takes its place when the block ends well, and is removed otherwise.
+
+    Of several processes the first has it; what the others write is lost.
+    """
+    if not is_first():
+        with tempfile.TemporaryDirectory() as scratch:
+            yield Path(scratch)
+        return
     check_target(target, overwrite)
     try:
         with taking_the_place_of(target) as part:
             yield part
     except OSError as error:
-        error.filename = error.filename or str(target)  # a full disk does not say where
+        name_place(error, target)
         raise
 
 
@@ -70,9 +79,8 @@ def inputs_in(directory: Path) -> dict[str, Any]:
 
 def known_statistics(target: Path, inputs: dict[str, Any]) -> tuple[Statistics, Path] | None:
     """Statistics of the same data and layers from an earlier finished run to this target."""
-    path = target / STATISTICS
-    if inputs.get("data") is None or not path.is_file() or inputs_in(target) != inputs:
-        return None
-    with contextlib.suppress(FileError, StatisticsError):
-        return Statistics.load(path), path
-    return None
+    path, found = target / STATISTICS, None
+    if inputs.get("data") is not None and path.is_file() and inputs_in(target) == inputs:
+        with contextlib.suppress(FileError, StatisticsError):
+            found = Statistics.load(path)
+    return (found, path) if all(exchange(found is not None)) and found is not None else None

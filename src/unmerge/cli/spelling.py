@@ -19,6 +19,7 @@ PHRASES = {
     "a larger max_length": "a larger --max-length",
     "Set tokenizer.eos_token.": "Pass --tokenizer DIR of one that has.",
     "Pass a fast tokenizer": "Pass --tokenizer DIR of a fast one",
+    "Pass the same mask= to both": "Give the same --tokens to both",
     "Pass mask= with one entry": "Give an attention_mask with one entry",
     "pass forward= for anything else": "--data package.module:function names a loader that gives these",
     "Pass forward=, which returns them": "--model package.module:function names a model that returns them",

@@ -9,12 +9,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from unmerge.binding import check_model
-from unmerge.edit import Edit, LayerEdit
+from unmerge.edit import Edit
 from unmerge.errors import EditError, FileError, LayerError, listing
 from unmerge.files import load_weights, opened, read_json, read_tensors, write_json, write_tensors
 from unmerge.fingerprint import kind_of, state_of
 from unmerge.forms import check_fields
 from unmerge.interop.lora import PREFIX, edit_of_lora
+from unmerge.layer_edit import LayerEdit
 from unmerge.layers import carries_adapters, tensor_name
 
 CONFIG = "adapter_config.json"

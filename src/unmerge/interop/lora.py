@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from unmerge.binding import check_shapes
-from unmerge.edit import Edit, LayerEdit
+from unmerge.edit import Edit
 from unmerge.errors import EditError, FileError, listing
 from unmerge.fingerprint import fingerprint, state_of
 from unmerge.forms import check_fields
+from unmerge.layer_edit import LayerEdit
 from unmerge.layers import beyond_lora, is_transposed, tensor_name
 from unmerge.recipe import Recipe
 from unmerge.version import VERSION

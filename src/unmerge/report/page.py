@@ -11,6 +11,7 @@ from typing import Any
 
 from unmerge.errors import FileError
 from unmerge.files import replacing
+from unmerge.forms import shown
 from unmerge.report.extra import MissingExtra
 from unmerge.report.parts import Report, read
 from unmerge.version import VERSION
@@ -20,14 +21,21 @@ def write(directory: str | Path, path: str | Path | None = None) -> Path:
     """Write the report of a run directory, by default as its `report.html`, and return where it is."""
     directory = Path(directory)
     target = directory / "report.html" if path is None else Path(path)
-    report = read(directory)
-    try:
-        page = render(report)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise FileError(f"{directory} was written by another version of unmerge: {error!r}.") from error
+    page = rendered(directory)
     with replacing(target) as part:
         part.write_bytes(page.encode("utf-8", "replace"))
     return target
+
+
+def rendered(directory: Path) -> str:
+    """The page of a run directory; an error where its files are not as a run writes them."""
+    report = read(directory)
+    try:
+        return render(report)
+    except MissingExtra:
+        raise
+    except Exception as error:  # a strange value can fail anywhere in the page
+        raise FileError(f"{directory} was written by another version of unmerge: {shown(error)}.") from error
 
 
 def render(report: Report) -> str:

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from language import byte_tokenizer
+from tokenizers_at_hand import tokenizer
+from unmerge import tokens
 from unmerge.errors import DataError, FileError
 from unmerge.evaluation.language import Question, encode, padded, read_questions
-from unmerge.evaluation.language.encoding import IGNORED, by_length
+from unmerge.evaluation.language.encoding import by_length
+from unmerge.tokens import IGNORED
 
 
 def test_the_tokens_spell_the_chat_and_only_the_answer_is_labelled():
-    tokenizer = byte_tokenizer()
-    (found,) = encode(tokenizer, [("Who?", "Ann Ó.")])
-    assert tokenizer.decode(found.prompt) == "<|start|>user\nWho?<|end|><|start|>assistant\n"
-    assert tokenizer.decode(found.response) == "Ann Ó.<|end|>"
+    coder = byte_tokenizer()
+    (found,) = encode(coder, [("Who?", "Ann Ó.")])
+    assert coder.decode(found.prompt) == "<|start|>user\nWho?<|end|><|start|>assistant\n"
+    assert coder.decode(found.response) == "Ann Ó.<|end|>"
 
 
 def test_padding_is_on_the_right_and_has_neither_attention_nor_label():
-    tokenizer = byte_tokenizer()
-    long, short = encode(tokenizer, [("Who is it?", "Ann and Bob"), ("Who?", "C")])
+    coder = byte_tokenizer()
+    long, short = encode(coder, [("Who is it?", "Ann and Bob"), ("Who?", "C")])
     batch = padded([short, long], pad=7)
     length = len(short)
     assert batch["input_ids"].shape == (2, len(long))
@@ -28,6 +32,23 @@ def test_padding_is_on_the_right_and_has_neither_attention_nor_label():
     assert batch["labels"][0].tolist() == [
         *[IGNORED] * len(short.prompt), *short.response, *[IGNORED] * (len(long) - length)
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("make", [byte_tokenizer, tokenizer])
+def test_batches_to_collect_from_hold_the_same_tokens(make):
+    coder = make()
+    pairs = [("Who is it?", "Ann and Bob."), ("Where was Jaime Vasquez born?", "In Chile")]
+    (batch,) = tokens.encode(coder, [{"question": question, "answer": answer} for question, answer in pairs])
+    expected = padded(encode(coder, pairs), pad=coder.pad_token_id)
+    assert all(torch.equal(batch[entry], values) for entry, values in expected.items())
+
+
+def test_an_answer_is_scored_as_it_stands_but_collected_as_the_template_trims_it():
+    coder = tokenizer()
+    (found,) = encode(coder, [("Who?", " Ann ")])
+    (batch,) = tokens.encode(coder, [{"question": "Who?", "answer": " Ann "}])
+    assert coder.decode(found.response) == " Ann </s>"
+    assert coder.decode(batch["input_ids"][tokens.answer(batch)]) == "Ann</s>"
 
 
 def test_batches_hold_like_lengths_and_no_more_tokens_than_allowed():

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from unmerge.batches import batches
 from unmerge.errors import DataError
-from unmerge.evaluation.language.encoding import IGNORED
+from unmerge.tokens import IGNORED
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from unmerge.errors import FileError
 from unmerge.evaluation.language.encoding import encode
 from unmerge.evaluation.language.generation import NEW_TOKENS, generate
 from unmerge.evaluation.language.questions import Question
 from unmerge.evaluation.language.scoring import TokenScores, score
 from unmerge.files import read_tensors, write_tensors
+from unmerge.forms import check_fields
 
 KINDS = ("answer", "paraphrase", "wrong")
 Splits = Mapping[str, Sequence[Question]]
@@ -40,12 +42,17 @@ class Answers:
     def load(cls, path: Path) -> Answers:
         tensors, header = read_tensors(path, _FILE)
         columns: dict[str, dict[str, dict[str, Tensor]]] = {}
-        for key, tensor in tensors.items():
-            split, kind, name = key.split("/")
-            columns.setdefault(split, {}).setdefault(kind, {})[name] = tensor
-        scores = {
-            split: {kind: TokenScores(**parts) for kind, parts in kinds.items()} for split, kinds in columns.items()
-        }
+        try:
+            check_fields(header, {"generated": dict[str, list[str]]})
+            for key, tensor in tensors.items():
+                split, kind, name = key.split("/")
+                columns.setdefault(split, {}).setdefault(kind, {})[name] = tensor
+            scores = {
+                split: {kind: TokenScores.of(parts) for kind, parts in kinds.items()}
+                for split, kinds in columns.items()
+            }
+        except (TypeError, ValueError) as error:
+            raise FileError(f"{path} was written by another version of unmerge: {error}.") from error
         return cls(scores, header["generated"])
 
 

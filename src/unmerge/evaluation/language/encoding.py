@@ -1,4 +1,4 @@
-"""Questions and answers as tokens: the tokenizer's chat template, then the answer and the end-of-sequence token."""
+"""Questions and answers as tokens to judge a model on: the chat template's prompt, then the answer and its end."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from unmerge.errors import DataError
-from unmerge.tokens import IGNORED
+from unmerge.tokens import Tokens, chat, end_token
+from unmerge.tokens import padded as padded_tokens
 
 
 @dataclass(frozen=True)
@@ -20,12 +20,24 @@ class Encoded:
     prompt: list[int]
     response: list[int]  # ends with the end-of-sequence token
 
+    @property
+    def tokens(self) -> Tokens:
+        """Both as one sequence, with a loss on the response."""
+        has_loss = [False] * len(self.prompt) + [True] * len(self.response)
+        return Tokens(self.prompt + self.response, has_loss, [False] * len(self))
+
     def __len__(self) -> int:
         return len(self.prompt) + len(self.response)
 
 
 def encode(tokenizer: Any, pairs: Iterable[tuple[str, str]]) -> list[Encoded]:
-    """Each question and answer as tokens."""
+    """Each question and answer as tokens, the answer cut into them by itself.
+
+    So the prompt is the one that `generate` continues, whatever is answered, and an answer is scored as it stands.
+    `unmerge.tokens.encode`, which makes the batches to collect from, lets the chat template write the whole
+    conversation, trims an answer where the template does, and knows of plain texts, limits and subjects. Where the
+    template neither trims nor joins tokens across the border the two agree.
+    """
     pairs = list(pairs)
     empty = [question for question, answer in pairs if not answer.strip()]
     if empty:
@@ -41,33 +53,14 @@ def encode_prompts(tokenizer: Any, questions: Sequence[str]) -> list[list[int]]:
     if not questions:
         return []
     different = list(dict.fromkeys(questions))
-    texts = [
-        tokenizer.apply_chat_template([{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True)
-        for text in different
-    ]
+    texts = [chat(tokenizer, text) for text in different]
     known = dict(zip(different, tokenizer(texts, add_special_tokens=False)["input_ids"], strict=True))
     return [known[question] for question in questions]
 
 
-def end_token(tokenizer: Any) -> int:
-    """The end-of-sequence token, which a tokenizer for this purpose must have."""
-    if tokenizer.eos_token_id is None:
-        raise DataError("the tokenizer has no end-of-sequence token. Set tokenizer.eos_token.")
-    return int(tokenizer.eos_token_id)
-
-
 def padded(sequences: Sequence[Encoded], pad: int = 0) -> dict[str, Tensor]:
     """A batch: input_ids, attention_mask and labels, the responses alone labelled; padding on the right."""
-    width = max(map(len, sequences))
-    tokens = torch.full((len(sequences), width), pad)
-    attention = torch.zeros_like(tokens)
-    labels = torch.full_like(tokens, IGNORED)
-    for row, sequence in enumerate(sequences):
-        length = len(sequence)
-        tokens[row, :length] = torch.tensor(sequence.prompt + sequence.response)
-        attention[row, :length] = 1
-        labels[row, len(sequence.prompt) : length] = tokens[row, len(sequence.prompt) : length]
-    return {"input_ids": tokens, "attention_mask": attention, "labels": labels}
+    return padded_tokens([sequence.tokens for sequence in sequences], pad)
 
 
 def by_length(lengths: Sequence[int], tokens: int) -> list[list[int]]:

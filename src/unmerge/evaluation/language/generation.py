@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from tqdm.auto import tqdm
 
-from unmerge.batches import device_of
+from unmerge.batches import device_of, progress
 from unmerge.errors import DataError
-from unmerge.evaluation.language.encoding import encode_prompts, end_token
+from unmerge.evaluation.language.encoding import encode_prompts
 from unmerge.normalization import evaluating
+from unmerge.tokens import end_token
 
 NEW_TOKENS = 200
 BATCH = {"cuda": 1024, "cpu": 32}
@@ -46,7 +46,7 @@ def generate(
     order = sorted(range(len(prompts)), key=lambda place: len(prompts[place]))
     answers = [""] * len(prompts)
     with evaluating(model):
-        for start in tqdm(range(0, len(order), size), desc="generation", unit="batch", disable=None, leave=False):
+        for start in progress(range(0, len(order), size), "generation", -(-len(order) // size)):
             places = order[start : start + size]
             width = max(len(prompts[place]) for place in places)
             # On the left, so that every answer begins at the same position.

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 
-from unmerge.batches import Forward, device_of, feed, logits_of, on_device
+from unmerge.batches import Forward, device_of, feed, logits_of, on_device, progress
 from unmerge.errors import DataError
-from unmerge.evaluation.language.encoding import IGNORED, Encoded, by_length, padded
+from unmerge.evaluation.language.encoding import Encoded, by_length, padded
 from unmerge.normalization import evaluating
+from unmerge.tokens import IGNORED
 
 TOKENS = {"cuda": 16384, "cpu": 1024}  # a batch, with its padding
 
@@ -52,6 +52,18 @@ class TokenScores:
         columns = [column.split(sizes) for column in astuple(self)[1:]]
         return [TokenScores(*parts) for parts in zip(lengths, *columns, strict=True)]
 
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> TokenScores:
+        """The scores that `tensors` gave; TypeError where they do not belong together."""
+        found = cls(**tensors)
+        lengths, *columns = astuple(found)
+        if lengths.dtype != torch.int64 or lengths.dim() != 1 or bool((lengths < 1).any()):
+            raise TypeError("the lengths are not those of sequences")
+        total = int(lengths.sum())
+        if any(column.shape != (total,) or column.is_complex() for column in columns):
+            raise TypeError(f"there is not one number for each of {total} tokens")
+        return found
+
     def tensors(self) -> dict[str, Tensor]:
         return {entry.name: getattr(self, entry.name) for entry in fields(self)}
 
@@ -80,7 +92,7 @@ def score(
     found: list[tuple[Tensor, ...]] = [()] * len(sequences)
     parts = by_length([len(sequence) for sequence in sequences], size)
     with evaluating(model), torch.autocast(device.type, torch.bfloat16, enabled=autocast):
-        for places in tqdm(parts, desc=what, unit="batch", disable=None, leave=False):
+        for places in progress(parts, what, len(parts)):
             chosen = [sequences[place] for place in places]
             columns = _token_scores(model, padded(chosen), forward)
             sizes = [len(sequence.response) for sequence in chosen]

@@ -1,4 +1,4 @@
-"""`python -m unmerge.cli`: the command without its installed script."""
+"""`python -m unmerge`: the command, also as torchrun starts it."""
 
 import sys
 

@@ -1,0 +1,21 @@
+"""The options that the benchmarks with a table of methods share."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+
+
+def table_parser(name: str, description: str | None, data: str, only: str) -> argparse.ArgumentParser:
+    """A parser for the benchmark of this name, with what is common to all; data, only: the help of these two."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help=data)
+    parser.add_argument("--only", nargs="+", metavar="ROW", help=only)
+    parser.add_argument("--floor", action="store_true", help="retrain a second time: the noise of every figure")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--cache", type=Path, default=Path(".bench") / name, help="networks and answers")
+    parser.add_argument("--out", type=Path, default=Path("results") / name)
+    return parser

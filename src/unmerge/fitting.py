@@ -1,0 +1,137 @@
+"""Layer by layer from a request to an edit: bases, coefficients, and the constant that keeps the mean."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from unmerge.directions import Directions, coefficients_of, directions, head_directions
+from unmerge.errors import LayerError
+from unmerge.initial import TaskVectors
+from unmerge.layer_edit import LayerEdit
+from unmerge.layers import beyond_lora, is_transposed, layer_of, tensor_name, weight_matrix
+from unmerge.moments import full_precision
+from unmerge.recipe import Recipe
+from unmerge.request import Request
+
+
+@dataclass
+class Fitted:
+    """The edits of the layers so far, and what there is to tell of them."""
+
+    layers: dict[str, LayerEdit] = field(default_factory=dict)
+    sketches: dict[str, Mapping[str, float]] = field(default_factory=dict)  # `Directions.sketch` of each such layer
+    head_alone: bool = False  # whether the classifier has `head_directions`: no row need go
+
+
+class Clock:
+    """Seconds a phase."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self._device = device
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        self.seconds[phase] += time.perf_counter() - start
+
+
+def fit_layers(
+    fitted: Fitted,
+    model: nn.Module,
+    names: list[str],
+    task_vectors: TaskVectors,
+    request: Request,
+    recipe: Recipe,
+    clock: Clock,
+) -> None:
+    """Add the bases and coefficients of some layers; those that share their input share their bases."""
+    known: dict[tuple[int, ...], Directions] = {}
+    head = request.head(model) if request.keeps_rows(recipe) else None
+    with full_precision(), torch.no_grad():
+        for name in names:
+            module = layer_of(model, name)
+            weight = task_vectors.of(name)
+            with clock("bases"):
+                source = request.sources(name)
+                if source not in known:
+                    known[source] = directions(request.pools(name), recipe)
+                basis = known[source].to(weight.device)
+                if name == head:
+                    alone = head_directions(request.pools(name), recipe).to(weight.device)
+                    fitted.head_alone = alone.rank > 0
+                    basis = alone if fitted.head_alone else basis
+                if basis.sketch is not None:
+                    fitted.sketches[name] = basis.sketch
+                if basis.rank == 0:
+                    _check_empty(name, recipe)
+                    continue
+            with clock("solve"):
+                task_vector = weight_matrix(module, weight).double()
+                coefficients = coefficients_of(task_vector, basis, recipe)
+                bias = task_vectors.get(tensor_name(name, "bias"))
+                fitted.layers[name] = _layer_edit(name, module, coefficients, basis.forget, bias, request, recipe)
+
+
+def _layer_edit(
+    name: str,
+    module: nn.Module,
+    coefficients: Tensor,
+    forget_basis: Tensor,
+    bias: Tensor | None,
+    request: Request,
+    recipe: Recipe,
+) -> LayerEdit:
+    """B, Q and the constant part of one layer, in the precision of its weight."""
+    if forget_basis.dim() == 3:
+        # A group with fewer directions has zero columns; QR completes them, and their coefficients stay zero.
+        forget_basis, upper = torch.linalg.qr(forget_basis)
+        coefficients = coefficients @ upper.mT
+    shift = torch.zeros(coefficients.shape[:-1].numel(), dtype=torch.float64, device=coefficients.device)
+    shift_to = request.statistics.shift_to[name]
+    if recipe.mean != "free" and shift_to is not None:
+        # The edit acts on x − m_R: its constant part B Qᵀ m_R stays in the output.
+        mean = request.retain_mean(name).to(coefficients.device)
+        shift += (coefficients @ (forget_basis.mT @ mean.unsqueeze(-1))).flatten()
+    elif recipe.mean == "preserve":
+        raise LayerError(
+            f"mean='preserve': layer {name!r} has no bias, and no BatchNorm is the only reader of its output, so "
+            "nothing can take the constant. Leave it out with layers=..., or use mean='auto'."
+        )
+    if bias is not None:
+        shift -= recipe.gamma / (1 + recipe.gamma) * bias.double()  # implementation note (iv)
+        shift_to = tensor_name(name, "bias")
+    kept = torch.promote_types(module.get_parameter("weight").dtype, torch.float32)
+    has_shift = shift_to is not None and bool(shift.any())
+    return LayerEdit(
+        B=coefficients.to(kept),
+        Q=forget_basis.to(kept),
+        shift=shift.to(kept) if has_shift else None,
+        shift_to=shift_to if has_shift else None,
+        transposed=is_transposed(module),
+        beyond_lora=beyond_lora(module),
+    )
+
+
+def _check_empty(name: str, recipe: Recipe) -> None:
+    """An empty basis is an error, but for private-mean, which leaves such a layer alone."""
+    if recipe.basis == "private-mean":
+        return
+    if recipe.basis.startswith("cav") and recipe.centering == "separate":
+        why = (
+            "with centering='separate' each class or cluster is compared with the mean of the forget set, and a single "
+            "one is that mean. Use centering='retain', or basis='lda'"
+        )
+    else:
+        why = "the forget inputs do not differ from the retain inputs there. Leave it out with layers=..."
+    raise LayerError(f"layer {name!r} has no forget direction: {why}.")
