@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -79,6 +81,24 @@ def test_lda_is_that_of_the_scatter_within_classes_and_between_them(
     assert torch.allclose(projector(found), projector(expected), atol=1e-6)
 
 
+@settings(max_examples=40, deadline=None)
+@given(sides=pools(), ridge=ridges)
+def test_duals_give_the_private_span_without_a_look_at_the_retained_means(
+    sides: tuple[list[Tensor], list[Tensor]], ridge: float
+) -> None:
+    classes = [*sides[0], *sides[1]]
+    means = whitened(classes, ridge)
+    if len(classes) - 1 > classes[0].shape[1]:
+        assert means.duals is None
+        return
+    assert means.duals is not None
+    shares = means.rows / means.rows.sum()
+    expected = torch.eye(len(classes), dtype=torch.float64) - shares.unsqueeze(1)
+    assert torch.allclose(means.duals @ means.coordinates, expected, atol=1e-6)
+    found, general = (which.private(*sides_of(sides)) for which in (means, dataclasses.replace(means, duals=None)))
+    assert torch.allclose(projector(found), projector(general), atol=1e-6)
+
+
 @settings(max_examples=30, deadline=None)
 @given(sides=pools(), ridge=ridges)
 def test_coordinates_are_the_whitened_means(sides: tuple[list[Tensor], list[Tensor]], ridge: float) -> None:
@@ -102,9 +122,12 @@ def test_a_forgotten_class_with_the_mean_of_the_retained_ones_has_no_direction()
     kept = [rows_of(10, 5, seed, 1.0) for seed in range(2)]
     same = torch.cat(kept)  # its mean is theirs
     means = whitened([same, rows_of(10, 5, 9, 3.0), *kept], 1e-2)
-    assert means.lost_shifts([0, 1], [2, 3]).shape[1] == 1
-    assert means.lda([0], [2, 3]).shape[1] == 0
-    assert means.private([0], [2, 3]).shape[1] == 0
+    assert means.shifts([0, 1], [2, 3]).shape[1] == 1
+    assert means.lda([0, 1], [2, 3]).shape[1] == 1
+    assert means.private([0, 1], [2, 3]).shape[1] == 1
+    alone = whitened([same, *kept], 1e-2)
+    assert alone.lda([0], [1, 2]).shape[1] == 0
+    assert alone.private([0], [1, 2]).shape[1] == 0
 
 
 @pytest.mark.parametrize("count", [3, 6, 30])

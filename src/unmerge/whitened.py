@@ -1,7 +1,7 @@
 """The class means of a layer, whitened by the scatter within classes: class requests are small problems in their span.
 
-The span depends on the statistics of everything alone, which keep it: the next request on them has as many dimensions
-as there are classes, whatever the width of the layer.
+The span depends on the statistics of everything alone, which keep it: the next request on them is as large as the
+number of its classes, whatever the width of the layer.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ class WhitenedMeans:
     """
 
     rows: Tensor  # (means,) that each stands for
-    groups: Tensor  # (means,) equal where two means are parts of one class
-    coordinates: Tensor  # (r, means)
+    coordinates: Tensor  # (r, means), zero on average
     frame: Tensor  # (in, r), orthonormal: the directions that respond to the coordinates, the span of L⁻ᵀ O
     turn: Tensor  # (r, r): L⁻ᵀ O = frame · turn
     responses: Tensor  # (in, r): L O
     lengths: Tensor  # (r, r): the Gram of the responses, so that c has the length √(cᵀ lengths c) in the input
+    probes: Tensor  # (r, r): Σ⁻¹ L O = frame · probes, Σ the scatter within classes and between them
+    duals: Tensor | None  # (means, r): a direction for each mean in which all others are alike; None where some depend
     spread: float  # √(trace of the covariance of the input)
 
     @classmethod
     def of(cls, rows: Tensor, groups: Tensor, shifts: Tensor, factor: Tensor, spread: Tensor) -> WhitenedMeans:
-        """From the means' rows m − m_S and L."""
-        width = len(factor)
+        """From the means' rows m − m_S and L; groups are equal where two means are parts of one class."""
+        width, counts = len(factor), rows.cpu().double()
         # The rows sum to zero with their counts as weights, so one of them is implied: the one of most rows.
-        implied = int(rows.argmax())
-        others = [place for place in range(len(rows)) if place != implied]
+        implied = int(counts.argmax())
+        others = [place for place in range(len(counts)) if place != implied]
         whitened = torch.linalg.solve_triangular(factor, shifts[others].mT.double(), upper=False)
         if len(others) < width:
             span = column_span(whitened, at_least=whitened.new_zeros(()))
@@ -50,46 +51,63 @@ class WhitenedMeans:
             identity = torch.eye(width, dtype=factor.dtype, device=factor.device)
             directions = torch.linalg.solve_triangular(factor.mT, identity, upper=True)
         frame = orthonormal_columns(directions)
-        counts = rows.cpu().double()
-        coordinates = torch.zeros(len(found), len(rows), dtype=torch.float64)
-        coordinates[:, others] = found.cpu()
+        small = torch.cat([found, frame.mT @ directions, responses.mT @ responses], dim=1).cpu()  # in one transfer
+        found, turn, lengths = small.split([len(others), len(small), len(small)], dim=1)
+        coordinates = torch.zeros(len(small), len(counts), dtype=torch.float64)
+        coordinates[:, others] = found
         coordinates[:, implied] = -(coordinates @ counts) / counts[implied]
-        turn, lengths = (frame.mT @ directions).cpu(), (responses.mT @ responses).cpu()
-        return cls(counts, groups.cpu(), coordinates, frame, turn, responses, lengths, float(spread))
+        # Σ⁻¹ L = L⁻ᵀ (I + between betweenᵀ)⁻¹ in these coordinates.
+        between = _between(coordinates, counts, groups.cpu())
+        system = torch.eye(len(small), dtype=torch.float64) + between @ between.mT
+        probes = torch.cholesky_solve(turn.mT, torch.linalg.cholesky(system)).mT
+        duals = _duals(found, counts, others, implied) if found.shape[0] == found.shape[1] else None
+        return cls(counts, coordinates, frame, turn, responses, lengths, probes, duals, float(spread))
 
-    def shifts(self, places: Places, kept: Places) -> Tensor:
-        """c − c_R of some classes, c_R that of the mean of the retained ones."""
-        weights = self.rows[kept] / self.rows[kept].sum()
-        return self.coordinates[:, places] - (self.coordinates[:, kept] @ weights).unsqueeze(1)
+    def shifts(self, lost: Places, kept: Places) -> Tensor:
+        """c − c_R of the forgotten classes, c_R that of the mean of the retained ones.
 
-    def lost_shifts(self, lost: Places, kept: Places) -> Tensor:
-        """Those of the forgotten classes; one whose mean is m_R has no direction, and rounding would make one up."""
-        shifts = self.shifts(lost, kept)
+        One whose mean is m_R has no direction, and rounding would make one up.
+        """
+        own = self.coordinates[:, lost]
+        shifts = own - self._retained(lost, kept).unsqueeze(1)
         sizes = (shifts * (self.lengths @ shifts)).sum(0).clamp_min(0).sqrt()
         return shifts[:, sizes > NEGLIGIBLE * self.spread]
 
     def lda(self, lost: Places, kept: Places) -> Tensor:
-        """orth(Σ⁻¹ (m_c − m_R)) in coordinates of the frame, Σ the scatter within classes and between them."""
-        between = self._between()
-        system = between @ between.mT
-        system.diagonal().add_(1)
-        # Σ⁻¹ L = L⁻ᵀ (I + between betweenᵀ)⁻¹ in these coordinates.
-        probes = torch.cholesky_solve(self.lost_shifts(lost, kept), torch.linalg.cholesky(system))
-        return orthonormal_rows((self.turn @ probes).mT)
+        """orth(Σ⁻¹ (m_c − m_R)) in coordinates of the frame."""
+        return orthonormal_rows((self.probes @ self.shifts(lost, kept)).mT)
 
     def private(self, lost: Places, kept: Places) -> Tensor:
         """The span of the forgotten means outside that of the retained ones, in whitened coordinates."""
-        whitened = self.lost_shifts(lost, kept)
-        size = whitened.norm()
+        shifts = self.shifts(lost, kept)
+        size = shifts.norm()
+        if self.duals is not None and shifts.shape[1] == len(lost):
+            return spanning(self.duals[lost].mT, at_least=size.new_zeros(()))
+        retained = self.coordinates[:, kept] - self._retained(lost, kept).unsqueeze(1)
         # Of the retained shifts one is implied too. Where their means are m_R, as that of a single class is, they are
         # rounding, which spans nothing.
-        rest = outside(whitened, self.shifts(kept[:-1], kept), at_least=1e-9 * size)
+        rest = outside(shifts, retained[:, :-1], at_least=1e-9 * size)
         return spanning(rest, at_least=NEGLIGIBLE * size)
 
-    def _between(self) -> Tensor:
-        """√n (c of the class), one column a class."""
-        count = int(self.groups.max()) + 1
-        rows = torch.zeros(count, dtype=torch.float64).index_add_(0, self.groups, self.rows)
-        sums = torch.zeros(len(self.coordinates), count, dtype=torch.float64)
-        sums.index_add_(1, self.groups, self.coordinates * self.rows)
-        return sums / rows.clamp_min(1).sqrt()
+    def _retained(self, lost: Places, kept: Places) -> Tensor:
+        """c_R: what balances the forgotten ones, the mean of all being zero."""
+        return -(self.coordinates[:, lost] @ self.rows[lost]) / self.rows[kept].sum()
+
+
+def _between(coordinates: Tensor, rows: Tensor, groups: Tensor) -> Tensor:
+    """√n (c of the class), one column a class."""
+    count = int(groups.max()) + 1
+    totals = torch.zeros(count, dtype=torch.float64).index_add_(0, groups, rows)
+    sums = torch.zeros(len(coordinates), count, dtype=torch.float64).index_add_(1, groups, coordinates * rows)
+    return sums / totals.clamp_min(1).sqrt()
+
+
+def _duals(coordinates: Tensor, rows: Tensor, others: Places, implied: int) -> Tensor | None:
+    """u_c with u_c · c_j = [c = j] − n_c / n for all means, from the coordinates of all but the implied one."""
+    inverse, failed = torch.linalg.inv_ex(coordinates)
+    if failed or not inverse.isfinite().all():
+        return None
+    total, shares = inverse.sum(0), rows / rows.sum()
+    found = torch.zeros(len(rows), len(total), dtype=torch.float64)
+    found[others] = inverse
+    return found - torch.outer(shares, total)
