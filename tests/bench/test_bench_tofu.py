@@ -96,7 +96,9 @@ def test_the_grid_is_explored_by_parts_of_names(monkeypatch: pytest.MonkeyPatch,
     assert qualities == sorted(qualities, reverse=True)
     name = "lda, all down, all, base, mean free, x"
     assert cells[f"{name}0.7"]["alpha"]["value"] == pytest.approx(0.7 * cells[f"{name}1"]["alpha"]["value"])
-    with pytest.raises(DataError, match=r"no cell is called 'lda, nothing'\. Names are made of: contrastive 16, "):
+    table = run(monkeypatch, place, "--only", f"{name}0.7")["tables"]["summary"]["rows"]  # a cell as a row
+    assert table[f"{name}0.7"]["alpha"]["value"] == pytest.approx(cells[f"{name}0.7"]["alpha"]["value"])
+    with pytest.raises(DataError, match=r"no cell is called 'lda, nothing'\. Names are made of: contrastive 4, "):
         run(monkeypatch, place, "--explore", "--only", "lda, nothing")
 
 
