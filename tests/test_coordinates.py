@@ -13,7 +13,7 @@ from unmerge.accumulation import LayerStatistics
 from unmerge.coordinates import Coordinates
 from unmerge.directions import directions
 from unmerge.errors import LayerError, StatisticsError, UnmergeWarning
-from unmerge.request import pair_of
+from unmerge.gathering import pair_of
 from unmerge.sketching import SketchedMoments
 
 WIDE, FEW, SIZE = 320, 12, 60

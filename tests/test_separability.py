@@ -15,7 +15,8 @@ from networks import Batch, batched, request
 from unmerge import Recipe, Statistics
 from unmerge.chosen import ChosenSamples
 from unmerge.errors import StatisticsError
-from unmerge.request import Request, pair_of
+from unmerge.gathering import pair_of
+from unmerge.request import Request
 from unmerge.separability import (
     Separability,
     control_request,

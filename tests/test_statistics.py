@@ -15,7 +15,7 @@ from networks import batched, cnn, convolution_net, hf_vit, mlp, samples, split
 from unmerge import Moments, Recipe, Statistics, collect, fit, tokens
 from unmerge.errors import FileError, StatisticsError
 from unmerge.files import read_tensors, write_tensors
-from unmerge.request import pair_of
+from unmerge.gathering import pair_of
 
 LABELS = [3, 0, 1, 0, 3, 1, 1, 0, 3, 3, 0, 1]
 

@@ -18,7 +18,7 @@ from mixtures import WordMixture, texts
 from unmerge import Edit, Recipe, Statistics
 from unmerge.bench.digits import Split, load_digits, train
 from unmerge.errors import DataError, RecipeError, StatisticsError, UnmergeWarning
-from unmerge.request import pair_of
+from unmerge.gathering import pair_of
 from unmerge.separability import Separability
 from unmerge.verdict import Evidence, Verdict, verdict_of
 

@@ -16,12 +16,12 @@ from unmerge.collection import collect
 from unmerge.errors import StatisticsError, listing
 from unmerge.files import write_json
 from unmerge.fingerprint import fingerprint, state_of
+from unmerge.gathering import needed_of, pair_of
 from unmerge.initial import Init, task_vectors
 from unmerge.layer_diagnosis import LayerDiagnosis, diagnose_layer
 from unmerge.ledger import as_collected
 from unmerge.moments import full_precision
 from unmerge.recipe import Recipe
-from unmerge.request import needed_of, pair_of
 from unmerge.separability import Control, control_request, random_control, separability
 from unmerge.statistics import Statistics
 from unmerge.tables import html_table, text_table

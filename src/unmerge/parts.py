@@ -11,12 +11,13 @@ from torch import nn
 from unmerge.batches import Forward, Mask, check_rereadable
 from unmerge.collection import View, distinct_labels, looked, view_of
 from unmerge.costs import costs_of, grams_of
+from unmerge.gathering import Source, request_of
 from unmerge.layers import device_of_layer, head_of, select
 from unmerge.normalization import evaluating
 from unmerge.planning import Plan, bytes_of, plan_within
 from unmerge.reading import Reading
 from unmerge.recipe import Recipe
-from unmerge.request import Request, Source, request_of
+from unmerge.request import Request
 from unmerge.statistics import Statistics, joined
 
 

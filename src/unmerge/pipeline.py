@@ -14,6 +14,7 @@ from unmerge.distributed import agreed, copy_first_, same_everywhere, size, toge
 from unmerge.edit import Edit
 from unmerge.errors import DataError, LayerError, RecipeError, listing, reasons, warn
 from unmerge.fitting import Clock, Fitted, fit_layers
+from unmerge.gathering import Source
 from unmerge.initial import Init, TaskVectors
 from unmerge.layers import select, tensor_name
 from unmerge.ledger import as_collected
@@ -21,7 +22,7 @@ from unmerge.origin import check_origin
 from unmerge.parts import Sources, described_together, parts_of, without_moments
 from unmerge.provenance import finished_edit
 from unmerge.recipe import Recipe
-from unmerge.request import Request, Source
+from unmerge.request import Request
 from unmerge.statistics import Statistics
 from unmerge.verdict import Evidence, Verdict
 

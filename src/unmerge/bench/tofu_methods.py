@@ -17,8 +17,8 @@ from unmerge import tokens
 from unmerge.baselines.language import METHODS
 from unmerge.batches import Mask
 from unmerge.evaluation.language import Encoded, score
+from unmerge.gathering import needed_of
 from unmerge.recipe import LayerChoice, Recipe
-from unmerge.request import needed_of
 from unmerge.searching import AlphaSearch
 from unmerge.shorthands import blocks_of
 

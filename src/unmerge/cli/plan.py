@@ -11,8 +11,8 @@ from unmerge.cli.work import Job, layer_choice
 from unmerge.collection import collect
 from unmerge.diagnosis import diagnose
 from unmerge.errors import UnmergeError
+from unmerge.gathering import needed_of
 from unmerge.layers import candidates, select
-from unmerge.request import needed_of
 from unmerge.statistics import Statistics
 from unmerge.tables import text_table
 

@@ -19,7 +19,7 @@ from unmerge.cli.resuming import Kept
 from unmerge.distributed import is_first
 from unmerge.errors import StatisticsError
 from unmerge.fingerprint import fingerprint, state_of
-from unmerge.request import needed_of
+from unmerge.gathering import needed_of
 from unmerge.statistics import Statistics
 
 NOT_REACHED = 4

@@ -15,11 +15,11 @@ from unmerge.cli.resuming import Kept
 from unmerge.collection import collect
 from unmerge.diagnosis import Diagnosis, diagnose
 from unmerge.edit import Edit
+from unmerge.gathering import needed_of, pair_of
 from unmerge.initial import Init
 from unmerge.layers import select
 from unmerge.pipeline import fit
 from unmerge.recipe import Recipe
-from unmerge.request import needed_of, pair_of
 from unmerge.separability import random_control
 from unmerge.statistics import Statistics
 
