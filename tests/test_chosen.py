@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
-from unmerge.batches import batches, check_rereadable, labels_of
+from unmerge.batches import batches, check_rereadable, feed, labels_of
 from unmerge.chosen import ChosenSamples
 from unmerge.errors import DataError
 
@@ -49,7 +49,7 @@ def test_samples_of_mappings_are_dealt_out_in_the_order_of_the_places():
     data = [{"input_ids": part, "group": torch.zeros(len(part), dtype=torch.long)} for part in ids.split(4)]
     found = list(ChosenSamples(data, [7, 2, 9, 0, 3], groups=2))
     assert torch.cat([batch["input_ids"][:, 0] for batch in found]).tolist() == [0, 2, 3, 7, 9]
-    assert torch.cat([batch["group"] for batch in found]).tolist() == [-2, -2, -1, -1, -1]
+    assert torch.cat([labels_of(batch) for batch in found]).tolist() == [-2, -2, -1, -1, -1]
     assert all(not batch["group"].any() for batch in data), "the data is as before"
     assert [batch[1].tolist() for batch in ChosenSamples([(x, y)], [3, 1], groups=2)] == [[1, 2]], "tuples have labels"
 
@@ -59,7 +59,7 @@ def test_chosen_texts_of_several_batches_stand_in_one():
     data = []
     for width in (4, 7, 5, 6):
         ids = torch.randint(1, 90, (8, width), generator=generator)
-        mask = (torch.arange(width) < torch.randint(1, width + 1, (8, 1), generator=generator)).long()
+        mask = (torch.arange(width) < torch.randint(1, width, (8, 1), generator=generator)).long()
         data.append({"input_ids": ids, "attention_mask": mask, "labels": ids.clone(), "name": mask.bool()})
     places = [1, 5, 9, 18, 19, 25, 30, 31]
     found = list(ChosenSamples(data, places, groups=3))
@@ -72,8 +72,24 @@ def test_chosen_texts_of_several_batches_stand_in_one():
         for name, filler in (("input_ids", 0), ("attention_mask", 0), ("labels", -100), ("name", False)):
             assert torch.equal(batch[name][row, :width], source[name][own])
             assert (batch[name][row, width:] == filler).all()
-        assert batch["group"][row] == -1 - row % 3
+        assert labels_of(batch)[row] == -1 - row % 3
     many = list(ChosenSamples(data, range(32)))
     assert [len(batch["input_ids"]) for batch in many] == [8] * 4, "no batch is larger than those it is chosen from"
     apart = [dict(part, extra=torch.zeros(8, 2, 3)) for part in data]  # of which it is not known how to pad it
     assert [len(batch["input_ids"]) for batch in ChosenSamples(apart, places)] == [2, 1, 2, 3]
+    left = [
+        {name: value.flip(1) for name, value in part.items()} for part in data
+    ]  # where a mask may count from the end
+    assert [len(batch["input_ids"]) for batch in ChosenSamples(left, places)] == [2, 1, 2, 3]
+    same = [{name: value[:, -4:] for name, value in part.items()} for part in left]  # of one width
+    assert [len(batch["input_ids"]) for batch in ChosenSamples(same, places)] == [8]
+
+
+def test_a_forward_function_does_not_see_the_groups():
+    def forward(model, batch):
+        assert list(batch) == ["x"]
+        return model(batch["x"])
+
+    batch = next(iter(ChosenSamples([{"x": x}], [0, 2, 3], groups=2)))
+    assert labels_of(batch).tolist() == [-1, -2, -1]
+    assert feed(torch.nn.Linear(3, 2), batch, forward).shape == (3, 2)

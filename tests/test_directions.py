@@ -11,7 +11,7 @@ from torch import nn
 import networks
 import reference
 from networks import batched, request
-from unmerge import Edit, Recipe, collect, fit
+from unmerge import Edit, Recipe, collect, diagnose, fit
 from unmerge.directions import directions
 from unmerge.request import Request
 
@@ -123,3 +123,36 @@ def test_where_the_retained_means_span_the_classifier_s_input_the_strength_stays
     assert blend.head not in private.layers
     assert blend.alpha is None
     assert "search_alpha" in blend.provenance["choices"]["alpha"]
+
+
+@pytest.mark.parametrize("reason", ["no bias", "labels are no outputs", "mean free"])
+def test_a_classifier_that_cannot_forget_alone_is_edited_like_any_layer(reason: str) -> None:
+    model = networks.mlp((12, 7, 5))
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(100) % 5
+    inputs = torch.randn(100, 12, generator=generator, dtype=torch.float64) + labels.unsqueeze(1) / 2
+    forget, retain = (labels < 1), (labels >= 1)
+    if reason == "no bias":
+        list(model.modules())[-1].bias = None
+    offset = 9 if reason == "labels are no outputs" else 0
+    recipe = Recipe(skip_layers=0, head="edit", mean="free" if reason == "mean free" else "auto")
+    sides = ([(inputs[part], labels[part] + offset)] for part in (forget, retain))
+    edit = fit(model, *sides, init="zero", recipe=recipe)
+    assert edit.alpha is None
+    assert "search_alpha" in edit.provenance["choices"]["alpha"]
+
+
+def test_the_diagnosis_is_of_the_classifier_s_own_edit() -> None:
+    model = networks.mlp((12, 7, 5))
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(100) % 5
+    inputs = torch.randn(100, 12, generator=generator, dtype=torch.float64) + labels.unsqueeze(1) / 2
+    sides = [[(inputs[part], labels[part])] for part in (labels < 1, labels >= 1)]
+    responses = {}
+    for times in (1.0, 3.0):
+        recipe = Recipe(skip_layers=0, head="edit", head_strength=times)
+        edit = fit(model, *sides, init="zero", recipe=recipe)
+        found = diagnose(*sides, model, init="zero", recipe=recipe)
+        assert edit.head is not None
+        responses[times] = found.layers[edit.head].retain_response
+    assert responses[3.0] == pytest.approx(9 * responses[1.0])

@@ -414,3 +414,24 @@ def test_statistics_of_other_layers_or_weights_are_refused(model: nn.Module, eve
     strange = unmerge.collect(other, [TRAIN.images[:50]], ["6", "11"])
     with pytest.raises(StatisticsError, match=r"different weights: '0\.weight' differs"):
         unmerge.diagnose(lost, everything - lost, model, control=strange)
+
+
+def test_layers_without_the_samples_in_front_keep_their_control() -> None:
+    class TimeFirst(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(torch.relu(self.first(x.transpose(0, 1))).mean(0))
+
+    torch.manual_seed(0)
+    model = TimeFirst()
+    data = [[{"x": torch.randn(8, 5, 6) + shift} for _ in range(5)] for shift in (1.0, 0.0)]
+    recipe = Recipe(layers=["first", "last"], rank=2, retain_rank=2)
+    edit = unmerge.fit(model, *data, init="zero", recipe=recipe, forward=lambda model, batch: model(**batch))
+    found = edit.provenance["verdict"]
+    assert found["control"] is not None
+    assert found["ratio"] is not None
+    seen = unmerge.diagnose(*data, model, init="zero", recipe=recipe, forward=lambda model, batch: model(**batch))
+    assert seen.verdict.control == pytest.approx(found["control"])

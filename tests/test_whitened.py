@@ -130,6 +130,20 @@ def test_a_forgotten_class_with_the_mean_of_the_retained_ones_has_no_direction()
     assert alone.private([0], [1, 2]).shape[1] == 0
 
 
+@pytest.mark.parametrize("width", [8, 9, 10, 12])
+@pytest.mark.parametrize("noise", [0.0, 1e-9])
+def test_inputs_that_depend_on_each_other_have_no_private_direction_of_rounding(width: int, noise: float) -> None:
+    classes = [rows_of(30, width, seed, 2.0) for seed in range(10)]
+    for rows in classes:
+        rows[:, -1] = rows[:, 0] + noise * rows[:, 1]
+    means = whitened(classes, 1e-2)
+    found = means.private([0], list(range(1, 10)))
+    assert found.shape[1] == max(0, min(1, width - 1 - 8))
+    if found.shape[1]:  # it tells the forgotten mean from the others, which are alike
+        seen = found.T @ means.coordinates
+        assert (seen[:, 1:] - seen[:, 1:].mean()).abs().max() < 1e-6 * (seen[:, 0] - seen[:, 1:].mean()).abs()
+
+
 @pytest.mark.parametrize("count", [3, 6, 30])
 def test_classes_with_the_same_mean_count_once(count: int) -> None:
     rows = rows_of(12, 8, 0, 2.0)

@@ -12,10 +12,7 @@ from torch import Tensor
 
 from unmerge.eigen import top_eigenpairs
 from unmerge.errors import StatisticsError
-from unmerge.orthonormal import orthonormal_rows
-
-# Below this share of the largest eigenvalue there is only rounding.
-_NOISE = {torch.float32: 1e-6, torch.float64: 1e-12}
+from unmerge.orthonormal import NOISE, orthonormal_rows
 
 
 def pca(scatter: Tensor, rank: int, start: Tensor | None = None) -> Tensor:
@@ -26,7 +23,7 @@ def pca(scatter: Tensor, rank: int, start: Tensor | None = None) -> Tensor:
     values, vectors = top_eigenpairs(scatter, rank, start=start)
     if len(values) == 0 or values[0] <= 0:
         return vectors[:, :0]
-    return vectors[:, values > _NOISE[scatter.dtype] * values[0]]
+    return vectors[:, values > NOISE[scatter.dtype] * values[0]]
 
 
 def deflated_pca(forget_scatter: Tensor, retain_basis: Tensor, rank: int) -> Tensor:
@@ -38,7 +35,7 @@ def deflated_pca(forget_scatter: Tensor, retain_basis: Tensor, rank: int) -> Ten
     rest = rest - (rest @ retain_basis) @ retain_basis.mT
     values, vectors = top_eigenpairs(rest, rank)
     top = top_eigenpairs(scatter, 1)[0]
-    found = vectors[:, values > _NOISE[forget_scatter.dtype] * top]
+    found = vectors[:, values > NOISE[forget_scatter.dtype] * top]
     # What rounding left of the retain directions.
     return orthonormal_rows((found - retain_basis @ (retain_basis.mT @ found)).mT)
 
@@ -79,7 +76,7 @@ def contrastive(forget_scatter: Tensor, retain_scatter: Tensor, rank: int, ridge
     # Whitening makes much of a direction without variance (that of ones behind a LayerNorm): what the sums of squares
     # there cancel to is rounding, which another order of the same batches would change.
     energy, terms = (found * (forget @ found)).sum(0), (found.square() * forget.diagonal().unsqueeze(1)).sum(0)
-    return orthonormal_rows(found[:, energy > _NOISE[forget_scatter.dtype] * terms].mT)
+    return orthonormal_rows(found[:, energy > NOISE[forget_scatter.dtype] * terms].mT)
 
 
 def ridged_factor(matrix: Tensor, ridge: float) -> Tensor:

@@ -22,7 +22,8 @@ PROBE_SAMPLES = 2  # that a first look at a model takes
 Mask = Callable[[Any], Tensor] | str | None
 
 _NAMED: dict[str, Mask] = {"all": None, "answer": answer, "question": question}
-BESIDE = ("labels", "group", "subject")  # entries of a mapping that stand beside what the model is given
+DEALT = "group that unmerge dealt out"  # in place of a batch's own; no forward function sees it
+BESIDE = ("labels", "group", "subject", DEALT)  # entries of a mapping that stand beside what the model is given
 
 
 def inputs_of(batch: Any) -> Any:
@@ -54,7 +55,7 @@ def labels_of(batch: Any) -> Tensor | None:
     """
     labels = None
     if isinstance(batch, Mapping):
-        labels = batch.get("group", batch.get("labels"))
+        labels = batch.get(DEALT, batch.get("group", batch.get("labels")))
     elif isinstance(batch, (tuple, list)) and len(batch) > 1:
         labels = batch[1]
     if not isinstance(labels, Tensor) or labels.dim() != 1:
@@ -117,6 +118,8 @@ def select_samples(batch: Any, places: Tensor) -> Any:
 def feed(model: nn.Module, batch: Any, forward: Forward | None = None) -> Any:
     """The model's output for a batch."""
     if forward is not None:
+        if isinstance(batch, Mapping) and DEALT in batch:
+            batch = {name: value for name, value in batch.items() if name != DEALT}
         return forward(model, batch)
     inputs = inputs_of(batch)
     return model(**_with_positions(model, inputs)) if isinstance(inputs, Mapping) else model(inputs)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unmerge.batches import first_tensor, select_samples
+from unmerge.batches import DEALT, first_tensor, select_samples
 from unmerge.tokens import IGNORED
 
 
@@ -23,15 +23,17 @@ class ChosenSamples:
         self._numbers = {place: number for number, place in enumerate(places)}
 
     def __iter__(self) -> Iterator[Any]:
-        start, held = 0, list[Any]()
+        start, held, widens = 0, list[Any](), True
         for batch in self.data:
             size = len(first_tensor(batch))
             for part in self.among(batch, start):
                 # Few samples of each of many texts' batches would take nearly as long as all of them.
                 count = sum(len(first_tensor(each)) for each in [*held, part])
-                if held and not (count <= size and _fit(held[0], part)):
+                is_right = _is_padded_on_the_right(batch)
+                if held and not (count <= size and _fit(held[0], part, widens and is_right)):
                     yield _joined(held)
                     held = []
+                widens = is_right and (widens or not held)
                 held.append(part)
             start += size
         if held:
@@ -45,19 +47,28 @@ class ChosenSamples:
         part = select_samples(batch, torch.tensor(chosen))
         if self._groups and isinstance(part, Mapping):
             dealt = torch.tensor([-1 - self._numbers[start + place] % self._groups for place in chosen])
-            part = {**part, "group": dealt}
+            part = {**part, DEALT: dealt}
         yield part
 
 
-def _fit(first: Any, other: Any) -> bool:
-    """Whether two batches are padded texts of the same kind, which can stand in one."""
+def _is_padded_on_the_right(batch: Any) -> bool:
+    """Whether wider padding changes nothing: elsewhere a mask may count positions from the end."""
+    mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+    return isinstance(mask, Tensor) and mask.dim() == 2 and not bool(mask[:, -1].all())
+
+
+def _fit(first: Any, other: Any, widens: bool) -> bool:
+    """Whether two batches are texts of the same kind, and of the same width unless that may grow."""
     texts = [
         isinstance(batch, Mapping)
         and {"input_ids", "attention_mask"} <= batch.keys()
+        and batch["input_ids"].dim() == 2
         and all(_is_text(batch, value) or _is_column(batch, value) for value in batch.values())
         for batch in (first, other)
     ]
-    return all(texts) and first.keys() == other.keys()
+    if not all(texts) or first.keys() != other.keys():
+        return False
+    return widens or first["input_ids"].shape[1] == other["input_ids"].shape[1]
 
 
 def _joined(batches: list[Any]) -> Any:

@@ -12,6 +12,7 @@ from torch import nn
 
 from unmerge.accumulation import Keep
 from unmerge.batches import (
+    DEALT,
     PROBE_SAMPLES,
     Forward,
     Mask,
@@ -140,7 +141,8 @@ def _read(
     reading = Reading(model, data, what, forward, whole=bounded)
     seen = looked(model, view, reading.few, forward).probe
     assert seen is not None
-    recorder = Recorder(model, view.selection, seen, labels_of(reading.few) is not None, keep, view.sketches)
+    labelled, dealt = labels_of(reading.few) is not None, isinstance(reading.few, Mapping) and DEALT in reading.few
+    recorder = Recorder(model, view.selection, seen, labelled, keep, view.sketches, dealt)
     for piece in reading:
         recorder.read(piece.batch, mask, forward, piece.number)
         if recorder.is_full:

@@ -16,14 +16,13 @@ from torch import Tensor
 
 from unmerge.accumulation import LayerStatistics
 from unmerge.moments import Moments, full_precision
-from unmerge.orthonormal import NEGLIGIBLE
+from unmerge.orthonormal import NEGLIGIBLE, NOISE
 from unmerge.sketching import SketchedMoments
 
 if TYPE_CHECKING:
     from unmerge.request import Request
 
 _BLOCK = 1 << 17  # float64 numbers of a block, or more where a matrix is large
-_NOISE = {torch.float32: 1e-6, torch.float64: 1e-12}  # share of the largest eigenvalue of a sum that is rounding
 _TINY = torch.finfo(torch.float64).tiny
 
 
@@ -86,7 +85,7 @@ class Coordinates:
         sketch = moments.scatter_product(between)
         core = _crossed(self.signs, sketch)
         values, vectors = torch.linalg.eigh((core + core.mT) / 2)
-        kept = values > _NOISE[sketch.dtype] * values[-1].clamp_min(_TINY)
+        kept = values > NOISE[sketch.dtype] * values[-1].clamp_min(_TINY)
         factor = _crossed(self.span, sketch) @ (vectors[:, kept] * values[kept].rsqrt())
         scatter = factor @ factor.mT
         trace = moments.n * moments.variance.sum()

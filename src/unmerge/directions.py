@@ -21,6 +21,7 @@ class Directions:
     forget: Tensor  # (in, k), or (groups, in, k)
     retain: Tensor
     lift: Tensor | None = None  # the coefficients are τ · lift instead of a solver's
+    alone: bool = False  # whether they are a classifier's that forgets without the removal of rows
     sketch: Mapping[str, float] | None = None  # of a sketched layer: its size, and the shares of variance that it holds
 
     @property
@@ -62,11 +63,13 @@ def head_directions(groups: Sequence[Pools], recipe: Recipe) -> Directions:
     """Those of a classifier that keeps its rows while `blend` brings the features before it to where they belong.
 
     private-mean, more than once over: the forgotten outputs fall below the others, and the retained means keep theirs.
-    Empty where the retained means span the whole input.
+    Where the retained means span the whole input it is edited like any layer.
     """
     found = directions(groups, recipe.but(basis="private-mean"))
+    if found.rank == 0:
+        return directions(groups, recipe)
     assert found.lift is not None
-    return replace(found, lift=recipe.head_strength * found.lift)
+    return replace(found, lift=recipe.head_strength * found.lift, alone=True)
 
 
 def _group_directions(pools: Pools, recipe: Recipe) -> Directions:
@@ -75,7 +78,7 @@ def _group_directions(pools: Pools, recipe: Recipe) -> Directions:
         return _own_directions(pools, recipe)
     found = _own_directions(pools, recipe.but(ridge=where.ridge(recipe.ridge)))
     lift = None if found.lift is None else where.lifted(found.lift)
-    return Directions(where.lifted(found.forget), where.lifted(found.retain), lift, where.facts)
+    return Directions(where.lifted(found.forget), where.lifted(found.retain), lift, sketch=where.facts)
 
 
 def _own_directions(pools: Pools, recipe: Recipe) -> Directions:

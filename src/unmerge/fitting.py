@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from unmerge.directions import Directions, coefficients_of, directions, head_directions
 from unmerge.errors import LayerError
+from unmerge.heads import head_alone
 from unmerge.initial import TaskVectors
 from unmerge.layer_edit import LayerEdit
 from unmerge.layers import beyond_lora, is_transposed, layer_of, tensor_name, weight_matrix
@@ -57,20 +58,18 @@ def fit_layers(
 ) -> None:
     """Add the bases and coefficients of some layers; those that share their input share their bases."""
     known: dict[tuple[int, ...], Directions] = {}
-    head = request.head(model) if request.keeps_rows(recipe) else None
+    head = head_alone(model, request, names, recipe)
     with full_precision(), torch.no_grad():
         for name in names:
             module = layer_of(model, name)
             weight = task_vectors.of(name)
             with clock("bases"):
-                source = request.sources(name)
+                source = (name == head, *request.sources(name))
                 if source not in known:
-                    known[source] = directions(request.pools(name), recipe)
+                    find = head_directions if name == head else directions
+                    known[source] = find(request.pools(name), recipe)
                 basis = known[source].to(weight.device)
-                if name == head:
-                    alone = head_directions(request.pools(name), recipe).to(weight.device)
-                    fitted.head_alone = alone.rank > 0
-                    basis = alone if fitted.head_alone else basis
+                fitted.head_alone |= basis.alone
                 if basis.sketch is not None:
                     fitted.sketches[name] = basis.sketch
                 if basis.rank == 0:

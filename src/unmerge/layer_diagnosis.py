@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from unmerge import bases, geometry
-from unmerge.directions import coefficients_of, directions
+from unmerge.directions import coefficients_of, directions, head_directions
 from unmerge.eigen import top_eigenpairs
+from unmerge.heads import head_alone
 from unmerge.layers import layer_of, weight_matrix
 from unmerge.origin import Origin, origin_of
 from unmerge.pools import Pools
@@ -66,7 +67,8 @@ def diagnose_layer(
     groups = request.pools(name)
     vector = weight_matrix(module, difference).double()
     weight = weight_matrix(module).detach().to(vector)
-    found = directions(groups, recipe).to(vector.device)
+    head = head_alone(model, request, (name,), recipe)
+    found = (head_directions if name == head else directions)(groups, recipe).to(vector.device)
     coefficients = coefficients_of(vector, found, recipe)
     # One entry a group; a layer without groups is one.
     matrices = (vector, coefficients, found.forget, found.retain)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 NEGLIGIBLE = 1e-6
+NOISE = {torch.float32: 1e-6, torch.float64: 1e-12}  # share of the largest eigenvalue that is rounding of a scatter
 _DEPENDENT = 1e-4  # a unit column whose part outside the columns before it is smaller: their Gram is of no use
 _FEW = 32  # columns that are factorised faster on the CPU, the way there and back included
 

@@ -13,7 +13,7 @@ from unmerge.accumulation import LayerStatistics
 from unmerge.bases import ridged_factor
 from unmerge.coordinates import Coordinates
 from unmerge.eigen import top_eigenpairs
-from unmerge.errors import DataError
+from unmerge.errors import DataError, LayerError
 from unmerge.kmeans import kmeans
 from unmerge.moments import Moments
 from unmerge.orthonormal import NEGLIGIBLE
@@ -58,6 +58,8 @@ class Pools:
         if self._request.retain is not None:
             return self._moments(self._request.retain[self._layer].moments).mean
         rows, means = self._class_means(self._kept, forgotten=False)
+        if not rows.any():
+            raise LayerError(f"layer {self._layer!r} saw no row of a retained class. Leave it out with layers=...")
         return (rows.unsqueeze(1) * means).sum(0) / rows.sum()
 
     @cached_property
@@ -117,7 +119,7 @@ class Pools:
         """The class means of S as `private-mean` and `blend` see them, and the places of those forgotten and kept."""
         if not self._kept.classes:
             raise DataError(
-                "basis='private-mean' needs a class label with every retain sample, but there are none. "
+                "basis='private-mean' and 'blend' need a class label with every retain sample, but there are none. "
                 "Give batches as (inputs, labels), or use basis='lda'."
             )
         joint = self._request.joint

@@ -15,9 +15,9 @@ from unmerge.batches import device_of
 from unmerge.edit import Edit
 from unmerge.errors import EditError, listing, warn
 from unmerge.fitting import Fitted
+from unmerge.heads import obstacle
 from unmerge.initial import Init
 from unmerge.layer_edit import LayerEdit
-from unmerge.layers import layer_of, weight_matrix
 from unmerge.recipe import Recipe
 from unmerge.request import Request
 from unmerge.verdict import Verdict
@@ -136,7 +136,7 @@ def _choices(
         gone = f"rows {list(removed)} removed: no retained sample has these classes"
         chosen["head"] = gone if removed else f"edited, no row removed: {why_not_removed}"
     if recipe.alpha is None:
-        known = "1: it brings features to where retraining has them"
+        known = "1: the forgotten part of the features goes, once"
         if removed:
             known += ", and the head's rows are removed"
         elif head_alone:
@@ -155,20 +155,8 @@ def _removed_rows(
     """The head's rows to take out, and why none where the recipe left the choice open."""
     if recipe.head in ("edit", "keep"):
         return (), ""
-    head = request.head(model)
-    module = layer_of(model, head)
-    width = weight_matrix(module).shape[0]
-    if not request.classes:
-        reason = "the request is not made of whole classes"
-    elif head not in layers:
-        reason = f"the classifier {head!r} is not among the edited layers"
-    elif request.statistics.head is None and recipe.head == "auto":
-        reason = f"the model does not return one row of logits a sample from {head!r}"
-    elif getattr(module, "bias", None) is None:
-        reason = f"the classifier {head!r} has no bias"
-    elif max(request.classes) >= width or min(request.classes) < 0:
-        reason = f"the labels {list(request.classes)} are not all among the {width} rows of the classifier {head!r}"
-    else:
+    reason = obstacle(model, request, layers, asked=recipe.head == "remove")
+    if not reason:
         return request.classes, ""
     if recipe.head == "remove":
         raise EditError(f"head='remove' cannot be done: {reason}. Use head='edit'.")

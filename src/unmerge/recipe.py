@@ -111,11 +111,13 @@ class Recipe:
         *("auto", "remove", "edit", "keep"),
         meaning="the classifier: forgotten rows removed, edited like a layer, or left; auto: removed for classes",
     )
+    alpha: float | None = _number(
+        None, 0, meaning="recommended strength; None: 1 where classes are taken out of the classifier"
+    )
+    seed: int = _whole(0, 0, meaning="seed of k-means and of the sample it sees")
     head_strength: float = _number(
         2.0, 0, meaning="times which blend edits the classifier where none of its rows is removed"
     )
-    alpha: float | None = _number(None, 0, meaning="recommended strength; None: 1 for whole classes with blend")
-    seed: int = _whole(0, 0, meaning="seed of k-means and of the sample it sees")
 
     def __new__(cls, *args: Any, **knobs: Any) -> Recipe:
         # Before the generated __init__ sees it, so that a typing error gets the near name.

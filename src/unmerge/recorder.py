@@ -45,12 +45,14 @@ class Recorder:
         labelled: bool,
         keep: Keep,
         sketches: Mapping[str, int],
+        dealt: bool = False,
     ) -> None:
+        """dealt: the labels are not the data's own, so that a layer may do without them."""
         self._model = model
         self._probe = seen
         self._named = selection.named
         self._left_out = dict(selection.left_out)
-        mixed = seen.mixed if labelled else set()
+        mixed = seen.mixed if labelled and not dealt else set()
         self._names = [
             name
             for name in selection.names
@@ -67,7 +69,9 @@ class Recorder:
         self._class_samples: dict[int, int] = {}
         self._samples = 0
         self._accumulators = {
-            name: Accumulator(layer_of(model, name), self._by_class, keep, sketches.get(name))
+            name: Accumulator(
+                layer_of(model, name), self._by_class and name not in seen.mixed, keep, sketches.get(name)
+            )
             for name in first.values()
         }
         self._checked = set(seen.called)

@@ -51,10 +51,6 @@ class Request:
         labelled = self.forget is None or bool(self.forget.classes)
         return recipe.but(basis="lda" if labelled else "contrastive")
 
-    def keeps_rows(self, recipe: Recipe) -> bool:
-        """Whether whole classes are to go from a classifier whose rows stay."""
-        return bool(self.classes) and recipe.basis == "blend" and recipe.head == "edit"
-
     def layers(self, model: nn.Module, recipe: Recipe) -> list[str]:
         """The layers to edit: what the recipe selects of those that were collected."""
         collected, left_out = self.statistics.layers, self.statistics.left_out

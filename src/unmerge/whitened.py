@@ -42,7 +42,7 @@ class WhitenedMeans:
         implied = int(counts.argmax())
         others = [place for place in range(len(counts)) if place != implied]
         whitened = torch.linalg.solve_triangular(factor, shifts[others].mT.double(), upper=False)
-        if len(others) < width:
+        if len(others) <= width:
             span = column_span(whitened, at_least=whitened.new_zeros(()))
             found = span.mT @ whitened
             directions, responses = torch.linalg.solve_triangular(factor.mT, span, upper=True), factor @ span
