@@ -42,8 +42,9 @@ def small(basis: str = "lda", **knobs: Any) -> Recipe:
 
 
 def given_init(model: nn.Module) -> dict[str, Tensor]:
-    """Other weights of the same shapes."""
-    return networks.ready(copy.deepcopy(model), seed=77).state_dict()
+    """Weights that the model may have been fine-tuned from."""
+    other, own = networks.ready(copy.deepcopy(model), seed=77).state_dict(), model.state_dict()
+    return {name: (own[name] + value) / 2 if value.is_floating_point() else value for name, value in other.items()}
 
 
 def operator_norm(matrix: Tensor) -> Tensor:

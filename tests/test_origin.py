@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +131,12 @@ def test_the_diagnosis_shows_the_origin_of_each_layer(
     forget, retain = (unmerge.collect(tuned, part.loader(), ["3", "11"]) for part in (TRAIN.only(3), TRAIN.without(3)))
     recipe = Recipe(basis="lda", layers=["11"])
     for init, is_true in ((pretrained, True), (stranger, False)):
-        layers = unmerge.diagnose(forget, retain, tuned, init, recipe=recipe).layers
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            layers = unmerge.diagnose(forget, retain, tuned, init, recipe=recipe).layers
+        assert [str(each.message) for each in said if "does not look like" in str(each.message)] == (
+            [] if is_true else [str(said[0].message)]
+        )
         for name, layer in layers.items():
             own, other = (model.get_parameter(f"{name}.weight").detach().flatten() for model in (tuned, init))
             assert layer.origin is not None

@@ -13,14 +13,15 @@ from torch import nn
 
 from unmerge.batches import Forward, Mask, check_rereadable
 from unmerge.collection import collect
-from unmerge.errors import StatisticsError, listing
+from unmerge.errors import InitError, StatisticsError, listing, warn
 from unmerge.files import write_json
 from unmerge.fingerprint import fingerprint, state_of
 from unmerge.gathering import needed_of, pair_of
-from unmerge.initial import Init, task_vectors
+from unmerge.initial import Init, TaskVectors, task_vectors
 from unmerge.layer_diagnosis import LayerDiagnosis, diagnose_layer
 from unmerge.ledger import as_collected
 from unmerge.moments import full_precision
+from unmerge.origin import check_origin
 from unmerge.recipe import Recipe
 from unmerge.separability import Control, control_request, random_control, separability
 from unmerge.statistics import Statistics
@@ -132,6 +133,8 @@ def _diagnose(
     edited = request.layers(model, recipe)
     names = list(forget.layers)
     vectors = task_vectors(model, init, names)
+    if init != "zero":
+        _warn_of_a_stranger(vectors)
     strength = next(value for value in (alpha, recipe.alpha, 1.0) if value is not None)
     if isinstance(control, Statistics):
         control = Control(control, {})
@@ -152,3 +155,11 @@ def _diagnose(
     )
     samples = {"forget": forget.samples, "retain": retain.samples}
     return Diagnosis(found, verdict, strength, recipe.basis, samples)
+
+
+def _warn_of_a_stranger(vectors: TaskVectors) -> None:
+    """What `fit` refuses is looked at all the same; the cosine of each layer is in the diagnosis."""
+    try:
+        check_origin(vectors.pairs())
+    except InitError as error:
+        warn(str(error))
