@@ -435,3 +435,18 @@ def test_layers_without_the_samples_in_front_keep_their_control() -> None:
     assert found["ratio"] is not None
     seen = unmerge.diagnose(*data, model, init="zero", recipe=recipe, forward=lambda model, batch: model(**batch))
     assert seen.verdict.control == pytest.approx(found["control"])
+
+
+def test_layers_that_were_collected_on_purpose_are_not_called_the_last_quarter() -> None:
+    model = networks.mlp((6, 8, 8, 4))
+    first = next(name for name, module in model.named_modules() if isinstance(module, nn.Linear))
+    generator = torch.Generator().manual_seed(0)
+    sides = [
+        unmerge.collect(model, [torch.randn(40, 6, generator=generator, dtype=torch.float64) + shift], [first])
+        for shift in (1.0, 0.0)
+    ]
+    choices = unmerge.fit(model, *sides, init="zero", on_verdict="ignore").provenance["choices"]
+    assert choices["layers"] == "1 layers: those collected"
+    assert choices["basis"].startswith("contrastive")
+    assert choices["rank"].startswith("16: ")
+    assert choices["lambda"].startswith("10: ")

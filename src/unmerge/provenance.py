@@ -18,6 +18,7 @@ from unmerge.fitting import Fitted
 from unmerge.heads import obstacle
 from unmerge.initial import Init
 from unmerge.layer_edit import LayerEdit
+from unmerge.layers import select
 from unmerge.recipe import Recipe
 from unmerge.request import Request
 from unmerge.verdict import Verdict
@@ -68,6 +69,8 @@ def finished_edit(
         notes["sketches"] = {name: dict(facts) for name, facts in fitted.sketches.items()}
         notes["approximations"] += _sketch_words(fitted.sketches)
     samples = {"forget": request.forget, "retain": request.retain, "all": request.whole}
+    is_auto = asked.layers is None and asked.skip_layers == "auto"
+    deep = set(select(model, None, "auto").names) if is_auto else set()
     head = request.head(model)
     edit = Edit(
         layers=layers,
@@ -85,7 +88,9 @@ def finished_edit(
             "init": str(init) if isinstance(init, (str, Path)) else type(init).__name__,
             "seconds": {phase: round(value, 4) for phase, value in seconds.items()},
             "verdict": None if verdict is None else asdict(verdict),
-            "choices": _choices(request, layers, names, asked, removed, why_not_removed, fitted.head_alone),
+            "choices": _choices(
+                request, layers, names, asked, removed, why_not_removed, fitted.head_alone, by_depth=set(names) <= deep
+            ),
             "notes": notes,
         },
     )
@@ -116,6 +121,7 @@ def _choices(
     removed: tuple[int, ...],
     why_not_removed: str,
     head_alone: bool,
+    by_depth: bool,
 ) -> dict[str, str]:
     """What the recipe left open, what was chosen, and why."""
     chosen = {}
@@ -126,9 +132,15 @@ def _choices(
             "lda": "lda: one direction for each label of the forget set",
             "contrastive": unlabelled,
         }
-        chosen["basis"] = reasons[request.settled(recipe).basis]
+        settled = request.settled(recipe)
+        chosen["basis"] = reasons[settled.basis]
+        if settled.basis == "contrastive":
+            chosen["rank"] = f"{recipe.rank}: fewer directions forget less, and more bring nothing"
+        if settled.basis != "blend":
+            chosen["lambda"] = f"{recipe.lam:g}: less costs retain accuracy, and more brings nothing"
     if recipe.layers is None and recipe.skip_layers == "auto":
-        chosen["layers"] = f"{len(names)} layers: the last quarter and the classifier, where classes are told apart"
+        where = "the last quarter and the classifier, where classes are told apart" if by_depth else "those collected"
+        chosen["layers"] = f"{len(names)} layers: {where}"
     if recipe.mean == "auto":
         kept = [name for name in layers if request.statistics.shift_to[name] is not None]
         chosen["mean"] = f"preserved in {len(kept)} of {len(layers)} layers, where a bias or a BatchNorm takes it"
