@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from unmerge.batches import check_iterable, first_samples, first_tensor, map_tensors
 from unmerge.chosen import ChosenSamples
-from unmerge.distributed import OwnShare, agreed, exchange, from_first, is_first, rank, size
+from unmerge.distributed import OwnShare, agreed, exchange, rank, same_everywhere, size
 from unmerge.errors import DataError, RankError
 from unmerge.fingerprint import fingerprint
+from unmerge.samplers import Batches, are_apart, listed, one_seed
 from unmerge.shares import ChosenShare, EveryOther, GivenShare, Piece, Share, not_the_same
 
 _FORWARDED = (
@@ -51,7 +50,24 @@ def share_of(data: Any, what: str) -> Share:
         return GivenShare(data.data)
     if sampler is not None:
         return SampledShare(data, sampler, what)
-    return EveryOther(data, what) if batch_sampler is None else DealtShare(data, batch_sampler, what)
+    return EveryOther(data, what) if batch_sampler is None else _looked_up(data, batch_sampler, what)
+
+
+def _looked_up(loader: DataLoader[Any], batch_sampler: Iterable[Any], what: str) -> Share:
+    """The share of a loader whose sampler gives the same samples to all processes, or to each its own."""
+    dataset: Any = loader.dataset
+    samples = agreed(len(dataset), f"{what}: the processes' datasets have different lengths")
+    batches = listed(batch_sampler, samples, what)
+    if are_apart(batches, batch_sampler, samples, what):
+        return GivenShare(_loader_of(loader, batches))
+    # The order is drawn by the first process, so that a loader may shuffle.
+    return DealtShare(loader, same_everywhere(batches), what)
+
+
+def _loader_of(loader: DataLoader[Any], batches: Batches) -> DataLoader[Any]:
+    """A loader that looks other batches up in the same way."""
+    options = {name: getattr(loader, name) for name in _FORWARDED}
+    return DataLoader(loader.dataset, batch_sampler=batches, **options)
 
 
 def _batch_sampler(loader: DataLoader[Any], what: str) -> Any:
@@ -76,18 +92,11 @@ def _before_accelerate(loader: Any, what: str) -> Any:
 
 
 class DealtShare(Share):
-    """Every n-th batch of a loader that looks its samples up: the others are not even loaded.
+    """Every n-th batch of a loader that looks its samples up: the others are not even loaded."""
 
-    The order is drawn by the first process, so that a loader may shuffle.
-    """
-
-    def __init__(self, loader: DataLoader[Any], batch_sampler: Iterable[Any], what: str) -> None:
-        self._loader = loader
-        dataset: Any = loader.dataset
-        agreed(len(dataset), f"{what}: the processes' datasets have different lengths")
-        found = from_first([list(indices) for indices in batch_sampler] if is_first() else None)
-        self._batches: list[list[Any]] = found or []
-        _check_alike(loader, [index for indices in self._batches for index in indices], what)
+    def __init__(self, loader: DataLoader[Any], batches: Batches, what: str) -> None:
+        self._loader, self._batches = loader, batches
+        _check_alike(loader, [index for indices in batches for index in indices], what)
 
     def pieces(self, whole: bool = False) -> Iterator[Piece]:
         starts = [0]
@@ -96,9 +105,7 @@ class DealtShare(Share):
         numbers = range(len(self._batches)) if whole else range(rank(), len(self._batches), size())
         if not numbers:
             return
-        options = {name: getattr(self._loader, name) for name in _FORWARDED}
-        chosen = [self._batches[number] for number in numbers]
-        loader: DataLoader[Any] = DataLoader(self._loader.dataset, batch_sampler=chosen, **options)
+        loader = _loader_of(self._loader, [self._batches[number] for number in numbers])
         for number, batch in zip(numbers, loader, strict=True):
             yield Piece(batch, number, starts[number])
 
@@ -161,14 +168,8 @@ def _checksums(loader: DataLoader[Any], indices: list[Any]) -> list[str]:
     dataset: Any = loader.dataset
     collate: Any = loader.collate_fn
     tensors: dict[str, Tensor] = {}
-    before = random.getstate()
-    try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            random.seed(0)
-            for index in indices:
-                batch = collate([dataset[index]])
-                map_tensors(batch, lambda tensor: tensors.setdefault(str(len(tensors)), tensor))
-    finally:
-        random.setstate(before)
+    with one_seed():
+        for index in indices:
+            batch = collate([dataset[index]])
+            map_tensors(batch, lambda tensor: tensors.setdefault(str(len(tensors)), tensor))
     return list(fingerprint(tensors).values())

@@ -54,7 +54,7 @@ class Reading:
         if whole and not self._share.is_whole_here:
             raise DataError(
                 f"{what}: the first rows of the data have to be read in order, but each process was given a share of "
-                "the data alone. Pass every process the same loader, without a DistributedSampler."
+                "the data alone. Pass every process the same loader, without a DistributedSampler or one like it."
             )
         pieces = progress(self._share.pieces(whole), what, None if whole else length_of(self._share))
         self._pieces = _until(pieces, samples)

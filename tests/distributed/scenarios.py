@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import tempfile
 import time
@@ -12,7 +13,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 import unmerge
 from decoders import decoder, padded, sentences
@@ -43,6 +54,28 @@ class Stream(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         return zip(*images(), strict=True)
+
+
+class ByRank(Sampler[int]):
+    """Every n-th sample, without a length; `repeated` more make the shares even, as many samplers do."""
+
+    def __init__(self, repeated: bool = False) -> None:
+        self._repeated = repeated
+
+    def __iter__(self) -> Iterator[int]:
+        yield from own_places()
+        if self._repeated and len(own_places()) < len(range(0, len(LABELS), distributed.size())):
+            yield 0
+
+
+class Endless(Sampler[int]):
+    def __iter__(self) -> Iterator[int]:
+        return itertools.cycle(range(len(LABELS)))
+
+
+def own_places() -> range:
+    """What a person who deals samples out by hand gives to this process."""
+    return range(distributed.rank(), len(LABELS), distributed.size())
 
 
 class Augmented(Dataset[Any]):
@@ -129,6 +162,38 @@ def sampler() -> dict[str, Any]:
         return numbers(collect(cnn(), DataLoader(dataset(), batch_size=2)))
     deal = DistributedSampler(dataset(), shuffle=True, seed=3)
     return numbers(collect(cnn(), DataLoader(dataset(), batch_size=2, sampler=deal)))
+
+
+def dealt_by_a_sampler() -> dict[str, Any]:
+    """By samplers that nobody but the user knows: of torch's, of their own, and a list of batches."""
+    batches = [list(own_places()[start : start + 2]) for start in range(0, len(own_places()), 2)]
+    loaders = {
+        "subset": DataLoader(dataset(), batch_size=2, sampler=SubsetRandomSampler(own_places())),
+        "own": DataLoader(dataset(), batch_size=2, sampler=ByRank()),
+        "batches": DataLoader(dataset(), batch_sampler=batches, num_workers=1),
+        "read once": DataLoader(dataset(), batch_sampler=iter(batches)),
+    }
+    return {name: numbers(collect(cnn(), loader)) for name, loader in loaders.items()}
+
+
+def dealt_to_some() -> dict[str, Any]:
+    """The last process has no sample."""
+    chosen = {0: [4, 2, 9], 1: [7]} if distributed.size() == 3 else {0: [4, 2, 9, 7]}
+    sampler = SubsetRandomSampler(chosen.get(distributed.rank(), []))
+    return numbers(collect(cnn(), DataLoader(dataset(), sampler=sampler)))
+
+
+def drawn_at_random() -> dict[str, Any]:
+    """Other samples in each process, though nobody deals: as many as are drawn count."""
+    torch.manual_seed(distributed.rank())
+    weights, own = torch.ones(len(LABELS)), torch.Generator().manual_seed(distributed.rank())
+    samplers = {
+        "with replacement": RandomSampler(dataset(), replacement=True, num_samples=23),  # type: ignore[arg-type]
+        "of a generator": RandomSampler(dataset(), num_samples=3, generator=own),  # type: ignore[arg-type]
+        "weighted": WeightedRandomSampler(weights.tolist(), 11),
+    }
+    found = {name: collect(cnn(), DataLoader(dataset(), 2, sampler=sampler)) for name, sampler in samplers.items()}
+    return {name: statistics.samples for name, statistics in found.items()}
 
 
 def more_processes_than_samples() -> dict[str, Any]:
@@ -396,6 +461,14 @@ def other_epoch() -> None:
     deal = DistributedSampler(dataset())
     deal.set_epoch(distributed.rank())
     collect(cnn(), DataLoader(dataset(), sampler=deal))
+
+
+def dealt_with_repetition() -> None:
+    collect(cnn(), DataLoader(dataset(), batch_size=2, sampler=ByRank(repeated=True)))
+
+
+def endless() -> None:
+    collect(cnn(), DataLoader(dataset(), batch_size=2, sampler=Endless()))
 
 
 def by_itself() -> dict[str, Any]:

@@ -22,6 +22,9 @@ DATA = [
     "augmented",
     "a_stream",
     "sampler",
+    "dealt_by_a_sampler",
+    "dealt_to_some",
+    "drawn_at_random",
     "more_processes_than_samples",
     "accelerated",
     "own_shares",
@@ -57,11 +60,14 @@ WRONG = {
     "an_accelerated_stream": "accelerator.prepare",
     "other_sampler": "but there are",
     "other_epoch": "epoch",
+    "dealt_with_repetition": "1 are given to several but not all alike, as index 0",
+    "endless": "had not ended",
 }
 DOUBLE = ["an_edit", "sharded_decoders"]
 NAMES = [*DATA, *REQUESTS, "sharded_decoders", *ALIKE, *WRONG, "written", "by_itself", "an_end"]
 # Three processes do what differs from two: shares that no two processes cover, and uneven parts of a weight.
-NAMES_OF_THREE = [*(name for name in DATA if name != "accelerated"), "an_edit", "sharded", "one_failure", "an_end"]
+NAMES_OF_THREE = [*(name for name in DATA if name != "accelerated"), "an_edit", "sharded"]
+NAMES_OF_THREE += ["one_failure", "dealt_with_repetition", "an_end"]
 
 
 Run = Callable[[int], list[dict[str, Any]]]
