@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 from unmerge import Moments
 from unmerge.errors import StatisticsError
-from unmerge.moments import full_precision
+from unmerge.products import full_precision
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from unmerge.accumulation import LayerStatistics
-from unmerge.moments import Moments, full_precision
+from unmerge.moments import Moments
 from unmerge.orthonormal import NEGLIGIBLE, NOISE
+from unmerge.products import full_precision
 from unmerge.sketching import SketchedMoments
 
 if TYPE_CHECKING:

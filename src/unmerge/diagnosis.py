@@ -20,8 +20,8 @@ from unmerge.gathering import needed_of, pair_of
 from unmerge.initial import Init, TaskVectors, task_vectors
 from unmerge.layer_diagnosis import LayerDiagnosis, diagnose_layer
 from unmerge.ledger import as_collected
-from unmerge.moments import full_precision
 from unmerge.origin import check_origin
+from unmerge.products import full_precision
 from unmerge.recipe import Recipe
 from unmerge.separability import Control, control_request, random_control, separability
 from unmerge.statistics import Statistics

@@ -9,8 +9,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from unmerge.moments import full_precision
 from unmerge.orthonormal import orthonormal_columns
+from unmerge.products import full_precision
 
 EXACT_UP_TO = {"cpu": 1024, "cuda": 256}  # above, iterating is several times faster
 _FOR_EACH = {"cpu": 4, "cuda": 32}  # features for each direction that is asked for, from which on it is

@@ -17,7 +17,7 @@ from unmerge.heads import head_alone
 from unmerge.initial import TaskVectors
 from unmerge.layer_edit import LayerEdit
 from unmerge.layers import beyond_lora, is_transposed, layer_of, tensor_name, weight_matrix
-from unmerge.moments import full_precision
+from unmerge.products import full_precision
 from unmerge.recipe import Recipe
 from unmerge.request import Request
 

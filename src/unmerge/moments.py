@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from copy import copy as copy_of
 
 import torch
 from torch import Tensor
 
 from unmerge.errors import StatisticsError
+from unmerge.products import add_gram_
 
-_BLOCK = 768  # features a block of the Gram
 _MEAN_TO_DEVIATION = 10.0
 
 
@@ -225,37 +223,6 @@ def mean_dominates(rows: Tensor) -> Tensor:
     mean, deviation = some.mean(-2), some.std(-2, correction=0)
     # A channel that never changes has no deviation to lose.
     return (mean.abs() > _MEAN_TO_DEVIATION * deviation) & (deviation > 0)
-
-
-@contextmanager
-def full_precision() -> Iterator[None]:
-    """Matrix products without TF32, whatever the user has set: it loses directions that the edit needs."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
-
-
-def add_gram_(gram: Tensor, rows: Tensor) -> None:
-    """gram += rowsᵀ rows in the gram's type, the blocks on and above the diagonal only."""
-    features = gram.shape[-1]
-    for start in range(0, features, _BLOCK):
-        block = slice(start, min(start + _BLOCK, features))
-        add_product_(gram[..., block, start:], rows[..., block].mT, rows[..., start:])
-
-
-def add_product_(out: Tensor, left: Tensor, right: Tensor) -> None:
-    """out += left @ right in the type of `out`."""
-    if left.is_cuda and left.dtype in (torch.bfloat16, torch.float16):
-        # Half-precision inputs, float32 sums: the products are exact and the matrix units run at full rate.
-        product = torch.bmm if out.dim() == 3 else torch.mm
-        out += product(left, right, out_dtype=out.dtype)
-        return
-    with full_precision():
-        add_ = out.baddbmm_ if out.dim() == 3 else out.addmm_
-        add_(left.to(out.dtype), right.to(out.dtype))
 
 
 def _add_outer(matrix: Tensor, vector: Tensor, sign: int) -> Tensor:

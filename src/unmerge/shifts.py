@@ -12,7 +12,8 @@ from itertools import product
 import torch
 from torch import Tensor, nn
 
-from unmerge.moments import Moments, add_product_, mean_dominates
+from unmerge.moments import Moments, mean_dominates
+from unmerge.products import add_product_
 
 _DISTANCES = [(0, 0), (0, 1), (0, 2), *product((1, 2), range(-2, 3))]
 _TAPS = list(product((-1, 0, 1), (-1, 0, 1)))

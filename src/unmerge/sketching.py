@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from unmerge.errors import StatisticsError
-from unmerge.moments import Moments, full_precision
+from unmerge.moments import Moments
+from unmerge.products import full_precision
 
 _BLOCK = 1024  # rows that are counted at a time
 _HASHED = 1 << 18  # signs that are made at a time

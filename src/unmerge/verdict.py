@@ -11,7 +11,7 @@ from torch import nn
 
 from unmerge.batches import Forward, Mask
 from unmerge.collection import View
-from unmerge.moments import full_precision
+from unmerge.products import full_precision
 from unmerge.request import Request
 from unmerge.separability import (
     Control,
