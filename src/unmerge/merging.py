@@ -49,6 +49,13 @@ def save_shard(statistics: Statistics, shard: Shard, path: str | Path) -> None:
     statistics.save(path, asdict(shard))
 
 
+def shard_in(path: str | Path) -> Shard | None:
+    """Which share of which data the statistics in a file are of, where it says so."""
+    header = read_header(Path(path), KIND)
+    is_said = isinstance(header, dict) and header.get("shard") is not None
+    return _opened(Path(path)).shard if is_said else None
+
+
 def merge(paths: Iterable[str | Path]) -> tuple[Statistics, Shard]:
     """The statistics of all the data from the files of its shards, each exactly once; and what they are of.
 

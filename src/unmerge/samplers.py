@@ -71,12 +71,12 @@ def are_apart(own: Batches, batch_sampler: Iterable[Any], samples: int, what: st
     shared = [index for index, count in times.items() if count > 1]
     if not shared:
         return True
-    sizes = ", ".join(f"{len(indices)} to process {place}" for place, indices in enumerate(given))
+    sizes = ", ".join(f"process {place} gets {len(indices)}" for place, indices in enumerate(given))
     raise DataError(
-        f"{what}: the samplers neither give the same samples to all processes nor to each its own: of {len(times)} "
-        f"samples ({sizes}) {len(shared)} are given to several but not all alike, as index "
-        f"{listing(shared, 3)}. Pass every process the same loader, whose batches are then dealt out, or one with a "
-        "DistributedSampler; where a sample is to count as often as it is given, unmerge.distributed.OwnShare(loader)."
+        f"{what}: the samplers neither give the same samples to all processes nor to each its own: {len(shared)} of "
+        f"{len(times)} go to more than one process, such as index {listing(shared, 3)}, but not all to all ({sizes}). "
+        "Pass every process the same loader, whose batches are then dealt out, or one with a DistributedSampler; where "
+        "a sample is to count as often as it is given, unmerge.distributed.OwnShare(loader)."
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from numbers import Real
 from typing import Any
 
 from torch import nn
@@ -121,12 +122,12 @@ def _check(
     max_alpha: float,
     step: float,
 ) -> None:
-    if not 0 < target < 1:
+    if not _is_number(target) or not 0 < target < 1:
         raise EditError(f"target={target!r} is not a share between 0 and 1, for example 0.01.")
-    if not 0 <= max_drop <= 1:
+    if not _is_number(max_drop) or not 0 <= max_drop <= 1:
         raise EditError(f"max_drop={max_drop!r} is not a share from 0 to 1, for example 0.02.")
-    if not 0 < step <= max_alpha or not math.isfinite(max_alpha):
-        raise EditError(f"step={step!r} and max_alpha={max_alpha!r}: expected 0 < step <= max_alpha.")
+    if not (_is_number(step) and _is_number(max_alpha) and 0 < step <= max_alpha):
+        raise EditError(f"step={step!r} and max_alpha={max_alpha!r}: expected numbers with 0 < step <= max_alpha.")
     if score not in SCORES:
         raise EditError(f"score={score!r} is unknown. {suggest(str(score), SCORES)}")
     if score in ("kodge", "tow") and retain is None:
@@ -139,3 +140,7 @@ def _check(
             raise EditError(
                 f"score='tow' needs reference=, a retrained model or its accuracies; {' and '.join(missing)} missing."
             )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import resource
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from cli_place import SMALL, Command, Place
+from cli_place import RESNET, SMALL, Command, Place, Result
 
 import unmerge as library
 from unmerge.errors import FileError, StatisticsError
@@ -81,6 +82,48 @@ def test_a_run_starts_from_merged_statistics(here: Command, place: Place, shards
     )
     assert found.code == 0, found.err
     assert found.json["accuracy"]["after"]["forget"] == 0
+
+
+@pytest.mark.parametrize("command", [("run", "--no-report", "--out", "partly"), ("diagnose",)])
+def test_a_request_refuses_one_shard_and_other_data(
+    here: Command, place: Place, shards: list[Path], command: tuple[str, ...]
+) -> None:
+    """Numbers of samples mean others in other data, and one shard holds not all that is subtracted from it."""
+    (place / "some.txt").write_text("\n".join(map(str, range(0, 60, 3))))
+    asked = (*command, *SMALL, "--forget-ids", "some.txt", "--statistics")
+    one = here(*asked, shards[0], *DATA)
+    assert one.code == 1
+    assert f"{shards[0]} is shard 1 of 3; merge them: unmerge merge-stats" in one.err
+    assert here("merge-stats", *shards, "--out", "all.safetensors", "--overwrite").code == 0
+    other = here(*asked, "all.safetensors", "--data", "train.npz")
+    assert other.code == 1
+    assert "all.safetensors was collected from other data than --data" in other.err
+    assert not (place / "partly").exists()
+
+
+def test_statistics_of_a_run_say_which_data_they_are_of(
+    here: Command, place: Place, few: None, small_run: tuple[Path, Result]
+) -> None:
+    known = small_run[0] / "statistics.safetensors"
+    request = ("diagnose", *SMALL, "--forget", "label=8")
+    assert "was collected from other data" in here(*request, *DATA, "--statistics", known).err
+    library.Statistics.load(known).save(place / "old.safetensors")  # as files were written before they said it
+    assert here(*request, "--data", "train.npz", "--statistics", "old.safetensors").code == 0
+
+
+def test_a_folder_that_was_written_anew_is_warned_of(
+    here: Command, place: Place, resnet_run: tuple[Path, Result]
+) -> None:
+    request = ("diagnose", *RESNET, "--forget", "label=two", "--statistics", resnet_run[0] / "statistics.safetensors")
+    assert here(*request).err == ""
+    touched = next((place / "images").rglob("*.png"))
+    before = touched.stat()
+    os.utime(touched, (1, 1))
+    found = here(*request)
+    os.utime(touched, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert found.code == 0
+    assert "collected from other data" in found.err
+    assert "written anew" in found.err
 
 
 def test_missing_and_duplicated_shards_are_refused_by_name(
@@ -159,22 +202,26 @@ def test_a_loader_of_one_s_own_is_read_whole(here: Command, tmp_path: Path) -> N
     assert library.Statistics.load(tmp_path / "all.safetensors").samples == 1347
 
 
-@pytest.fixture
+@contextmanager
 def full_disk() -> Iterator[None]:
-    """No file may grow beyond a few bytes: what a full disk does to a write."""
+    """No file may grow beyond a few bytes: what a full disk does to a write.
+
+    Inside it nothing but the command may write: pytest's own output can be a file too.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_full_disk_keeps_the_file_that_was_there(
-    here: Command, shards: list[Path], tmp_path: Path, full_disk: None
-) -> None:
+def test_a_full_disk_keeps_the_file_that_was_there(here: Command, shards: list[Path], tmp_path: Path) -> None:
     target = tmp_path / "all.safetensors"
     target.write_bytes(b"before")
     for command in (("collect", *SMALL, *DATA), ("merge-stats", *shards)):
-        found = here(*command, "--out", target, "--overwrite")
+        with full_disk():
+            found = here(*command, "--out", target, "--overwrite")
         assert found.code == 1
         assert "all.safetensors" in found.err
         assert target.read_bytes() == b"before"

@@ -60,7 +60,7 @@ WRONG = {
     "an_accelerated_stream": "accelerator.prepare",
     "other_sampler": "but there are",
     "other_epoch": "epoch",
-    "dealt_with_repetition": "1 are given to several but not all alike, as index 0",
+    "dealt_with_repetition": "1 of 17 go to more than one process, such as index 0,",
     "endless": "had not ended",
 }
 DOUBLE = ["an_edit", "sharded_decoders"]

@@ -2,7 +2,7 @@
 
 A task: {"folder", "arguments" of the command or "checkpoint" (arguments of edit_checkpoint), and one of "operation"
 (die before the n-th change of a file), "seconds" (die after them) or "together" (arguments of a second command, started
-at the same time)}. The answer: {"code", "others", "operations", "seconds"}.
+at the same time)}. The answer: {"code", "others", "operations", "samples" (that went through a model), "seconds"}.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 import safetensors.torch
 import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 import unmerge.files
 from unmerge import Edit, collect
@@ -37,14 +38,14 @@ def carry_out(task: dict[str, Any], counted: Path) -> NoReturn:
         silence = os.open("said.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(silence, 1)
         os.dup2(silence, 2)
-        operations = count_changes(task.get("operation"))
+        operations, samples = count_changes(task.get("operation")), count_samples()
         if "checkpoint" in task:
             source, edit, alpha, target = task["checkpoint"]
             edit_checkpoint(source, Edit.load(edit), alpha, target)
             code = 0
         else:
             code = main(task["arguments"])
-        counted.write_text(json.dumps(operations))
+        counted.write_text(json.dumps({"operations": operations, "samples": sum(samples)}))
     finally:
         os._exit(code)
 
@@ -72,6 +73,18 @@ def count_changes(last: int | None) -> list[str]:
 
     unmerge.files.save_file = save  # type: ignore[assignment]
     sys.addaudithook(hook)
+    return seen
+
+
+def count_samples() -> list[int]:
+    """A list that grows by the size of every batch that a model gets."""
+    seen: list[int] = []
+
+    def hook(module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
+        if isinstance(module, torch.nn.Sequential):  # the whole model, not a layer of it
+            seen.append(len(inputs[0]))
+
+    register_module_forward_pre_hook(hook)
     return seen
 
 
@@ -106,7 +119,7 @@ def serve() -> None:
             answer = {
                 "code": code,
                 "others": [os.waitstatus_to_exitcode(os.waitpid(other, 0)[1]) for other in others],
-                "operations": json.loads(counted.read_text()) if code == 0 else None,
+                **(json.loads(counted.read_text()) if code == 0 else {}),
                 "seconds": time.perf_counter() - start,
             }
             print(json.dumps(answer), flush=True)

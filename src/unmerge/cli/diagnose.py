@@ -10,13 +10,12 @@ import typer
 from unmerge.cli import models, plan, recipes, requests, work
 from unmerge.cli.command import add
 from unmerge.cli.console import Output
+from unmerge.cli.known import named_statistics
 from unmerge.cli.options import VERDICTS, Init, Known, OverwriteFile
 from unmerge.cli.recipes import RecipeFile, RecipeFlags
 from unmerge.cli.run_directory import check_file
 from unmerge.distributed import is_first
 from unmerge.errors import suggest
-from unmerge.fingerprint import fingerprint, state_of
-from unmerge.statistics import Statistics
 
 EXAMPLES = [
     "unmerge diagnose --model ./resnet --data ./images --forget label=cat",
@@ -53,9 +52,7 @@ def diagnose(
     if dry_run:
         plan.show(job)
         return None
-    known = None if statistics is None else Statistics.load(statistics)
-    if known is not None:
-        known.check_weights(fingerprint(state_of(loaded.module)))
+    known = None if statistics is None else named_statistics(statistics, job)
     found = work.gather(job, known)
     diagnosis = work.diagnosed(job, found)
     output.heading(job.request.description)

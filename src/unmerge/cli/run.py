@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +14,7 @@ from unmerge.cli import measuring, models, plan, recipes, records, requests, wor
 from unmerge.cli import run_directory as directories
 from unmerge.cli.command import add
 from unmerge.cli.console import Output
+from unmerge.cli.known import data_read, named_statistics
 from unmerge.cli.options import Init, Known, Overwrite, RunOptions
 from unmerge.cli.recipes import RecipeFile, RecipeFlags
 from unmerge.cli.resuming import Kept
@@ -90,7 +92,8 @@ def perform(
             found = work.gather(job, known, kept)
             for path in kept.used:
                 output.show(f"resuming from {path}: the same model and data, so they are not read again.")
-            found.everything.save(part / directories.STATISTICS)
+            shard = data_read(job)
+            found.everything.save(part / directories.STATISTICS, None if shard is None else asdict(shard))
             diagnosis = work.diagnosed(job, found)
             work.heed(job, found, diagnosis)
             output.heading(f"{job.request.description}: {diagnosis.verdict.kind}")
@@ -150,10 +153,8 @@ def _kept(job: work.Job, out: Path, inputs: dict[str, Any]) -> Kept:
 
 def _known(job: work.Job, out: Path, inputs: dict[str, Any], given: Path | None, kept: Kept) -> Statistics | None:
     """Statistics that make a pass over the retained data needless: those that were named, or of an earlier run."""
-    weights = fingerprint(state_of(job.model.module))
     if given is not None:
-        found = Statistics.load(given)
-        found.check_weights(weights)
+        found = named_statistics(given, job)
         job.output.note(f"the statistics of all the data come from {given}: only what is forgotten is read")
         return found
     is_kept = kept.has("forget", job.request.forget) and kept.has("retain", job.request.retain)
@@ -162,7 +163,7 @@ def _known(job: work.Job, out: Path, inputs: dict[str, Any], given: Path | None,
         return None
     found, path = earlier
     try:
-        found.check_weights(weights)
+        found.check_weights(fingerprint(state_of(job.model.module)))
     except StatisticsError:
         job.output.note(f"{path} is of other weights and is not used")
         return None
