@@ -13,6 +13,7 @@ import reference
 from networks import batched, request
 from unmerge import Edit, Recipe, collect, diagnose, fit
 from unmerge.directions import directions
+from unmerge.errors import LayerError
 from unmerge.request import Request
 
 
@@ -156,3 +157,15 @@ def test_the_diagnosis_is_of_the_classifier_s_own_edit() -> None:
         assert edit.head is not None
         responses[times] = found.layers[edit.head].retain_response
     assert responses[3.0] == pytest.approx(9 * responses[1.0])
+
+
+@pytest.mark.parametrize("basis", ["blend", "lda"])
+def test_a_layer_that_no_retained_class_reaches_is_named(basis: str) -> None:
+    model = networks.mlp((6, 7, 3))
+    labels = torch.arange(30) % 3
+    inputs = torch.randn(30, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + labels.unsqueeze(1)
+    statistics = collect(model, [(inputs, labels)])
+    name = next(iter(statistics.layers))
+    statistics[name].class_rows[1:] = 0  # as of an expert to which only the first class was sent
+    with pytest.raises(LayerError, match=f"layer '{name}' saw no row of a retained class"):
+        fit(model, classes=[0], statistics=statistics, init="zero", recipe=Recipe(basis=basis, skip_layers=0))

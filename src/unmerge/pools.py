@@ -59,7 +59,7 @@ class Pools:
             return self._moments(self._request.retain[self._layer].moments).mean
         rows, means = self._class_means(self._kept, forgotten=False)
         if not rows.any():
-            raise LayerError(f"layer {self._layer!r} saw no row of a retained class. Leave it out with layers=...")
+            raise self._nothing_retained()
         return (rows.unsqueeze(1) * means).sum(0) / rows.sum()
 
     @cached_property
@@ -142,7 +142,13 @@ class Pools:
             means = self._whitened(labels, rows, sums, ridge)
         # A class without a row here (masked, or routed to other experts) has no mean.
         seen = [place for place, count in enumerate(means.rows.tolist()) if count > 0]
-        return means, [place for place in seen if lost[place]], [place for place in seen if not lost[place]]
+        kept = [place for place in seen if not lost[place]]
+        if not kept:
+            raise self._nothing_retained()
+        return means, [place for place in seen if lost[place]], kept
+
+    def _nothing_retained(self) -> LayerError:
+        return LayerError(f"layer {self._layer!r} saw no row of a retained class. Leave it out with layers=...")
 
     def _whitened(self, labels: list[object], rows: Tensor, sums: Tensor, ridge: float) -> WhitenedMeans:
         """From the rows and Σx of each part of a class; parts with one label are of one class."""
