@@ -153,6 +153,20 @@ def contrastive_basis(forget: Tensor, retain: Tensor, rank: int, ridge: float) -
     return gram_schmidt(list((whitening @ kept).T), forget.shape[1])
 
 
+def wiener_task(
+    forget: Tensor, retain: Tensor, rank: int, ridge: float, lam: float, task_vector: Tensor
+) -> tuple[Tensor, Tensor]:
+    """τ Σ_F (Σ_F + λ(Σ_R + ridge))⁻¹ (wiener) on its leading generalised eigenvectors, and a basis of its rows."""
+    first, second = forget.T @ forget / len(forget), ridged(retain.T @ retain / len(retain), ridge)
+    values, vectors = torch.linalg.eigh(second)
+    whitening = vectors @ torch.diag(values**-0.5) @ vectors.T
+    ratios, found = torch.linalg.eigh(whitening @ first @ whitening)
+    kept = whitening @ found[:, ratios > 1e-12 * ratios[-1]].flip(1)[:, :rank]  # retain moments of 1, forget ones of ρ
+    projection = second @ kept @ kept.T  # x to its part in these directions
+    task = task_vector @ projection @ first @ torch.linalg.inv(first + lam * second)
+    return task, gram_schmidt(list(kept.T), forget.shape[1])
+
+
 def deflated_basis(forget: Tensor, retain: Tensor, deflate: int, rank: int) -> Tensor:
     """PcaBasis of what the leading retain eigenvectors leave of the forget inputs."""
     removed = pca_basis(retain, deflate)
@@ -250,11 +264,12 @@ def unmerge(
     recipe: Any,
     init: Mapping[str, Tensor] | None = None,
     clusters: Mapping[str, list[Tensor]] | None = None,
+    norms: Mapping[str, str] | None = None,
 ) -> dict[str, Layer]:
     """Phases 1 and 2 of Algorithm 1: every layer's τ_F.
 
     init: the initial weights, zero where not given. clusters: for cav-kmeans the cluster of each forget row,
-    one entry a group.
+    one entry a group. norms: the BatchNorm behind a layer without a bias, which takes its constant.
     """
     lost, kept = layer_inputs(model, names, *forget), layer_inputs(model, names, *retain)
     layers = {}
@@ -262,8 +277,11 @@ def unmerge(
         module = model.get_submodule(name)
         initial = torch.zeros_like(module.weight) if init is None else init[f"{name}.weight"]
         task_vectors = matrices(module, module.weight.detach().double() - initial.double())
+        own = clusters[name] if clusters else None
+        takes_constant = getattr(module, "bias", None) is not None or name in (norms or {})
+        keeps_mean = recipe.mean != "free" and takes_constant
         found = [
-            _group(lost[name], kept[name], group, task_vector, recipe, clusters[name] if clusters else None)
+            _group(lost[name], kept[name], group, task_vector, recipe, own, keeps_mean)
             for group, task_vector in enumerate(task_vectors)
         ]
         means = [rows.mean(0) for rows in kept[name].groups]
@@ -305,14 +323,24 @@ def edited(
 
 
 def _group(
-    lost: Inputs, kept: Inputs, group: int, task_vector: Tensor, recipe: Any, clusters: list[Tensor] | None
+    lost: Inputs,
+    kept: Inputs,
+    group: int,
+    task_vector: Tensor,
+    recipe: Any,
+    clusters: list[Tensor] | None,
+    keeps_mean: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """τ_F, Q_F and Q_R of one group."""
+    """τ_F, Q_F and Q_R of one group; keeps_mean: whether a bias takes the edit's response to the mean retain input."""
     forget, retain = lost.groups[group], kept.groups[group]
     retain_basis = pca_basis(retain, recipe.retain_rank)
     if recipe.basis == "private-mean":
         classes, others = by_class(lost.labels), by_class(kept.labels)
         task, basis = private_mean_task(forget, classes, retain, others, recipe.ridge, task_vector)
+        return task, basis, retain_basis
+    if recipe.basis == "wiener":
+        centre = retain.mean(0) if keeps_mean else 0.0
+        task, basis = wiener_task(forget - centre, retain - centre, recipe.rank, recipe.ridge, recipe.lam, task_vector)
         return task, basis, retain_basis
     if recipe.basis == "pca":
         basis = pca_basis(forget, recipe.rank)

@@ -237,6 +237,42 @@ def test_contrastive_of_wide_layers_holds_the_ratio_of_a_full_decomposition() ->
     assert held > 0.9999 * best
 
 
+# wiener
+
+
+@settings(max_examples=25, deadline=None)
+@given(pools=pools(), ridge=ridges, lam=st.sampled_from([0.1, 1.0, 30.0]), rank=st.integers(1, 10))
+def test_wiener_is_the_reference_at_any_rank(
+    pools: tuple[list[Tensor], list[Tensor]], ridge: float, lam: float, rank: int
+) -> None:
+    forget, retain = (torch.cat(side) for side in pools)
+    moments = [rows.T @ rows / len(rows) for rows in (forget, retain)]
+    basis, lift = bases.wiener(*moments, rank, ridge, lam)
+    task_vector = torch.eye(forget.shape[1], dtype=torch.float64)
+    expected, _ = reference.wiener_task(forget, retain, rank, ridge, lam, task_vector)
+    assert is_orthonormal(basis)
+    assert torch.allclose(lift @ basis.T, expected, atol=1e-7 * expected.abs().max().item())
+
+
+@settings(max_examples=25, deadline=None)
+@given(pools=pools(), lam=st.sampled_from([0.1, 1.0, 30.0]), seed=st.integers(0, 999))
+def test_no_other_edit_forgets_as_much_at_less_change_than_wiener(
+    pools: tuple[list[Tensor], list[Tensor]], lam: float, seed: int
+) -> None:
+    forget, retain = (torch.cat(side) for side in pools)
+    moments = [rows.T @ rows / len(rows) for rows in (forget, retain)]
+    generator = torch.Generator().manual_seed(seed)
+    task_vector, other = torch.randn(2, 4, forget.shape[1], generator=generator, dtype=torch.float64)
+
+    def cost(edit: Tensor) -> Tensor:
+        left, changed = forget @ (task_vector - edit).T, retain @ edit.T
+        return left.square().sum() / len(forget) + lam * changed.square().sum() / len(retain)
+
+    basis, lift = bases.wiener(*moments, forget.shape[1], 1e-9, lam)
+    found = task_vector @ lift @ basis.T
+    assert all(cost(found) <= cost(found + step * other) * (1 + 1e-6) for step in (-1e-1, -1e-3, 1e-3, 1e-1))
+
+
 # What they are made of
 
 

@@ -100,6 +100,7 @@ def test_what_lies_within_classes_stays_positive():
         ("pca", False),
         ("deflated-pca", False),
         ("contrastive", False),
+        ("wiener", False),
         ("lda", False),
         ("lda", True),
         ("cav-class", True),

@@ -49,7 +49,7 @@ def test_the_default_recipe_forgets_sentences_of_a_model_with_a_tied_head(traine
     with pytest.warns(UnmergeWarning, match=r"left out: 'lm_head' shares its weight with model.embed_tokens"):
         edit = fit(model, *data, init="zero")
     assert edit.head is None
-    assert edit.recipe.basis == ("blend" if labelled else "contrastive")
+    assert edit.recipe.basis == ("blend" if labelled else "wiener")
     assert all(name.startswith("model.layers.3.") for name in edit.layers)
     with edit.applied(model, alpha=4.0):
         gone, kept = loss_of(model, forget), loss_of(model, retain)

@@ -57,6 +57,7 @@ def assert_same(found, expected):
         ("cav-kmeans", False, {}),
         ("contrastive", False, {"head": "keep", "layers": ["last4", "lm_head"]}),
         ("contrastive", False, {"layers": None}),
+        ("wiener", False, {"layers": None}),
     ],
 )
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])

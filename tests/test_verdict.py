@@ -447,6 +447,6 @@ def test_layers_that_were_collected_on_purpose_are_not_called_the_last_quarter()
     ]
     choices = unmerge.fit(model, *sides, init="zero", on_verdict="ignore").provenance["choices"]
     assert choices["layers"] == "1 layers: those collected"
-    assert choices["basis"].startswith("contrastive")
+    assert choices["basis"].startswith("wiener")
     assert choices["rank"].startswith("16: ")
     assert choices["lambda"].startswith("10: ")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from unmerge.eigen import top_eigenpairs
 from unmerge.errors import StatisticsError
-from unmerge.orthonormal import NOISE, orthonormal_rows
+from unmerge.orthonormal import NOISE, orthonormal_rows, thin_qr
 
 
 def pca(scatter: Tensor, rank: int, start: Tensor | None = None) -> Tensor:
@@ -62,7 +62,29 @@ def lda(factor: Tensor, shifts: Tensor) -> Tensor:
 
 def contrastive(forget_scatter: Tensor, retain_scatter: Tensor, rank: int, ridge: float) -> Tensor:
     """Directions of most forget variance per retain variance: Σ_F v = ρ (Σ_R + μI) v, the forget one about m_R."""
-    factor = ridged_factor(retain_scatter, ridge)
+    return orthonormal_rows(_contrasted(forget_scatter, ridged_factor(retain_scatter, ridge), rank)[0].mT)
+
+
+def wiener(
+    forget_moments: Tensor, retain_moments: Tensor, rank: int, ridge: float, lam: float
+) -> tuple[Tensor, Tensor]:
+    """The edit τ lift Qᵀ that takes most of τx from the forget inputs at the least change for the others.
+
+    It minimises E_F‖τx − Δx‖² + λ (E_R‖Δx‖² + μ‖Δ‖²) over Δ: τ Σ_F (Σ_F + λ(Σ_R + μI))⁻¹, of which the `rank` leading
+    directions are kept; in each the gain is ρ / (ρ + λ). Q is orthonormal, `lift` has its shape.
+    """
+    factor = ridged_factor(retain_moments, ridge)
+    if rank >= len(factor) and lam > 0:  # nothing is left out, so no direction need be known
+        forget = forget_moments.double()
+        system = torch.linalg.cholesky(forget + lam * factor @ factor.mT)
+        return torch.eye(len(factor)).to(forget), torch.cholesky_solve(forget, system).mT
+    found, values, whitened = _contrasted(forget_moments, factor, rank)
+    basis, upper = thin_qr(found)
+    return basis, factor @ (whitened * (values / (values + lam)) @ upper.mT)
+
+
+def _contrasted(forget_scatter: Tensor, factor: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The leading v and ρ of Σ_F v = ρ LLᵀ v, and the eigenvectors Lᵀv of L⁻¹ Σ_F L⁻ᵀ, for a given factor L."""
     forget = forget_scatter.double()
 
     def whitened(block: Tensor) -> Tensor:
@@ -70,13 +92,13 @@ def contrastive(forget_scatter: Tensor, retain_scatter: Tensor, rank: int, ridge
         return torch.linalg.solve_triangular(factor, forget @ spread, upper=False)
 
     values, vectors = top_eigenpairs(whitened, rank, like=forget)
-    if len(values) == 0 or values[0] <= 0:
-        return vectors[:, :0]
+    vectors, values = vectors[:, values > 0], values[values > 0]
     found = torch.linalg.solve_triangular(factor.mT, vectors, upper=True)
     # Whitening makes much of a direction without variance (that of ones behind a LayerNorm): what the sums of squares
     # there cancel to is rounding, which another order of the same batches would change.
     energy, terms = (found * (forget @ found)).sum(0), (found.square() * forget.diagonal().unsqueeze(1)).sum(0)
-    return orthonormal_rows(found[:, energy > NOISE[forget_scatter.dtype] * terms].mT)
+    kept = energy > NOISE[forget_scatter.dtype] * terms
+    return found[:, kept], values[kept], vectors[:, kept]
 
 
 def ridged_factor(matrix: Tensor, ridge: float) -> Tensor:

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from unmerge import bases, solvers
+from unmerge.moments import add_outer
 from unmerge.orthonormal import thin_qr
 from unmerge.pools import Pools
-from unmerge.recipe import Recipe
+from unmerge.recipe import CLOSED_FORMS, Recipe
 
 
 @dataclass(frozen=True)
@@ -84,9 +85,11 @@ def _group_directions(pools: Pools, recipe: Recipe) -> Directions:
 def _own_directions(pools: Pools, recipe: Recipe) -> Directions:
     if pools.is_constant:
         nothing = pools.retain_mean.new_zeros(len(pools.retain_mean), 0)
-        return Directions(nothing, nothing, nothing if recipe.basis in ("blend", "private-mean") else None)
+        return Directions(nothing, nothing, nothing if recipe.basis in CLOSED_FORMS else None)
     if recipe.basis in ("private-mean", "blend"):
         return _of_means(pools, recipe)
+    if recipe.basis == "wiener":
+        return _filtered(pools, recipe)
     start = pools.joint_basis(recipe.retain_rank)
     return Directions(_forget_basis(pools, recipe), bases.pca(pools.retain_scatter, recipe.retain_rank, start))
 
@@ -110,6 +113,16 @@ def _of_means(pools: Pools, recipe: Recipe) -> Directions:
     return Directions(found, found[:, :0], lift)
 
 
+def _filtered(pools: Pools, recipe: Recipe) -> Directions:
+    """wiener: moments about m_R where the edit acts on x − m_R, else about 0, so that the mean counts as well."""
+    mean, rows = pools.retain_mean, pools.retain_rows
+    centre = mean if pools.keeps_mean(recipe) else torch.zeros_like(mean)
+    retain = add_outer(pools.retain_scatter, (mean - centre) * rows**0.5, +1)
+    lam = recipe.lam * pools.forget.n / rows  # since these are sums, not means
+    basis, lift = bases.wiener(pools.forget.scatter_about(centre), retain, recipe.rank, recipe.ridge, lam)
+    return Directions(basis, basis[:, :0], lift)
+
+
 def _forget_basis(pools: Pools, recipe: Recipe) -> Tensor:
     if recipe.basis == "lda":
         return bases.lda(pools.joint_factor(recipe.ridge), pools.class_shifts)
@@ -122,8 +135,8 @@ def _forget_basis(pools: Pools, recipe: Recipe) -> Tensor:
             deflated = deflated[:, : max(0, deflated.shape[1] - recipe.rank)]
         return bases.deflated_pca(pools.forget.scatter, deflated, recipe.rank)
     if recipe.basis == "contrastive":
-        forget_scatter = pools.forget.scatter_about(pools.retain_mean) / pools.forget.n
-        return bases.contrastive(forget_scatter, pools.retain_scatter / pools.retain_rows, recipe.rank, recipe.ridge)
+        about = pools.forget.scatter_about(pools.retain_mean)
+        return bases.contrastive(about, pools.retain_scatter, recipe.rank, recipe.ridge)
     scatters, shifts, retain_scatter = pools.clusters(recipe)
     return bases.cav(scatters, retain_scatter, shifts, recipe.ridge)
 

@@ -64,7 +64,7 @@ def fit_layers(
             module = layer_of(model, name)
             weight = task_vectors.of(name)
             with clock("bases"):
-                source = (name == head, *request.sources(name))
+                source = (name == head, request.keeps_mean(name, recipe), *request.sources(name))
                 if source not in known:
                     find = head_directions if name == head else directions
                     known[source] = find(request.pools(name), recipe)
@@ -98,7 +98,7 @@ def _layer_edit(
         coefficients = coefficients @ upper.mT
     shift = torch.zeros(coefficients.shape[:-1].numel(), dtype=torch.float64, device=coefficients.device)
     shift_to = request.statistics.shift_to[name]
-    if recipe.mean != "free" and shift_to is not None:
+    if request.keeps_mean(name, recipe):
         # The edit acts on x − m_R: its constant part B Qᵀ m_R stays in the output.
         mean = request.retain_mean(name).to(coefficients.device)
         shift += (coefficients @ (forget_basis.mT @ mean.unsqueeze(-1))).flatten()

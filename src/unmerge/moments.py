@@ -72,7 +72,7 @@ class Moments:
         """Σ(x − m)(x − m)ᵀ about the mean."""
         self._check_counted()
         average = self._total / self.n**0.5
-        return _add_outer(self.gram, average, -1)
+        return add_outer(self.gram, average, -1)
 
     @property
     def covariance(self) -> Tensor:
@@ -85,7 +85,7 @@ class Moments:
 
     def scatter_about(self, centre: Tensor) -> Tensor:
         """Σ(x − c)(x − c)ᵀ about any point."""
-        return _add_outer(self.scatter, (self.mean - centre) * self.n**0.5, +1)
+        return add_outer(self.scatter, (self.mean - centre) * self.n**0.5, +1)
 
     def is_finite(self) -> Tensor:
         """Whether no sum has overflowed or met a NaN, as a tensor, so that asking needs no wait."""
@@ -225,7 +225,7 @@ def mean_dominates(rows: Tensor) -> Tensor:
     return (mean.abs() > _MEAN_TO_DEVIATION * deviation) & (deviation > 0)
 
 
-def _add_outer(matrix: Tensor, vector: Tensor, sign: int) -> Tensor:
+def add_outer(matrix: Tensor, vector: Tensor, sign: int) -> Tensor:
     """matrix ± v vᵀ, formed in the matrix's type."""
     column = vector.to(matrix.dtype).unsqueeze(-1)
     return torch.addcmul(matrix, column, column.mT, value=sign)

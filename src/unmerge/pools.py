@@ -52,6 +52,10 @@ class Pools:
         """Where the retained classes stand: the retain statistics, or those of everything."""
         return self._request.statistics
 
+    def keeps_mean(self, recipe: Recipe) -> bool:
+        """Whether the edit acts on x − m_R."""
+        return self._request.keeps_mean(self._layer, recipe)
+
     @cached_property
     def retain_mean(self) -> Tensor:
         """m_R, exact in every kind of request."""

@@ -25,7 +25,7 @@ from unmerge.verdict import Verdict
 from unmerge.version import VERSION
 
 LOW_SHARE = 0.9  # of the variance that a sketch should hold
-_RANKED = ("pca", "deflated-pca", "contrastive", "cav-kmeans")
+_RANKED = ("pca", "deflated-pca", "contrastive", "wiener", "cav-kmeans")
 
 
 def finished_edit(
@@ -126,15 +126,16 @@ def _choices(
     """What the recipe left open, what was chosen, and why."""
     chosen = {}
     if recipe.basis == "auto":
-        unlabelled = "contrastive: without labels the forget set may be several concepts, and one mean is one direction"
+        settled = request.settled(recipe)
+        several = "without labels the forget set may be several concepts, and one mean is one direction"
         reasons = {
             "blend": "blend: for whole classes the mean of lda and private-mean edits comes nearest to retraining",
             "lda": "lda: one direction for each label of the forget set",
-            "contrastive": unlabelled,
+            "wiener": f"wiener: {several}",
+            "contrastive": f"contrastive: {several}",
         }
-        settled = request.settled(recipe)
         chosen["basis"] = reasons[settled.basis]
-        if settled.basis == "contrastive":
+        if settled.basis in _RANKED:
             chosen["rank"] = f"{recipe.rank}: fewer directions forget less, and more bring nothing"
         if settled.basis != "blend":
             chosen["lambda"] = f"{recipe.lam:g}: less costs retain accuracy, and more brings nothing"

@@ -15,7 +15,8 @@ from unmerge.errors import RecipeError, suggest
 
 LayerChoice = str | Sequence[str] | Mapping[str, Any] | Callable[[str, nn.Module], bool] | None
 
-BASES = ("auto", "blend", "lda", "cav-class", "cav-kmeans", "contrastive", "private-mean", "pca", "deflated-pca")
+CLOSED_FORMS = ("blend", "private-mean", "wiener")  # which give the coefficients too
+BASES = ("auto", *CLOSED_FORMS, "lda", "cav-class", "cav-kmeans", "contrastive", "pca", "deflated-pca")
 SOLVERS = ("exact", "budgeted", "soft-threshold")
 
 
@@ -73,13 +74,13 @@ class Recipe:
         "auto",
         *BASES,
         meaning="how the forget directions of a layer are built; auto: blend for whole classes, lda for other labelled "
-        "samples, contrastive without labels",
+        "samples, wiener without labels",
     )
     rank: int = _whole(16, 1, meaning="directions a layer for the bases that have a rank (k)")
     retain_rank: int = _whole(16, 0, meaning="retain eigenvectors that a solver keeps the edit away from")
-    lam: float = _number(10.0, 0, meaning="weight of the leakage into the retain span (λ), for a solver")
+    lam: float = _number(10.0, 0, meaning="weight of the leakage into the retain span (λ), for a solver or wiener")
     gamma: float = _number(0.0, 0, meaning="weight of the size of the edit (γ)")
-    solver: str = _word("exact", *SOLVERS, meaning="how the coefficients are found; blend and private-mean need none")
+    solver: str = _word("exact", *SOLVERS, meaning="how the coefficients are found; closed forms need none")
     steps: int = _whole(100, 0, meaning="Adam steps of the budgeted solver (T)")
     lr: float = _number(1e-3, 0, meaning="learning rate of the budgeted solver (η)")
     delta: float = _number(0.1, 0, meaning="threshold of the soft-threshold solver (δ)")
@@ -144,7 +145,7 @@ class Recipe:
                 object.__setattr__(self, entry.name, rule.number(value))
 
     def _check_solver(self) -> None:
-        if self.basis == "blend" and self.solver != "exact":
+        if self.basis in ("blend", "wiener") and self.solver != "exact":
             raise RecipeError(f"basis={self.basis!r} is a closed form of its own: use solver='exact'.")
 
     def _check_layers(self) -> None:

@@ -49,7 +49,9 @@ class Request:
         if self.classes and recipe.solver == "exact":
             return recipe.but(basis="blend")
         labelled = self.forget is None or bool(self.forget.classes)
-        return recipe.but(basis="lda" if labelled else "contrastive")
+        if labelled or recipe.solver != "exact":
+            return recipe.but(basis="lda" if labelled else "contrastive")
+        return recipe.but(basis="wiener")
 
     def layers(self, model: nn.Module, recipe: Recipe) -> list[str]:
         """The layers to edit: what the recipe selects of those that were collected."""
@@ -100,6 +102,10 @@ class Request:
         parts = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         changed: Any = {name: change(part) for name, part in parts.items() if isinstance(part, Statistics)}
         return replace(self, **changed)
+
+    def keeps_mean(self, layer: str, recipe: Recipe) -> bool:
+        """Whether the edit of a layer acts on x − m_R, as a constant takes the rest."""
+        return recipe.mean != "free" and self.statistics.shift_to[layer] is not None
 
     def retain_mean(self, layer: str) -> Tensor:
         """m_R as (in,), or (groups, in)."""

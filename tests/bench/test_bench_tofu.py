@@ -85,13 +85,14 @@ def test_a_request_is_run_written_and_not_trained_twice(monkeypatch: pytest.Monk
 
 
 def test_the_grid_is_explored_by_parts_of_names(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
-    found = run(
-        monkeypatch, place, "--explore", "--only", "lda, all down, base, mean free", "lda, all down, zero, names"
-    )
+    wanted = ["lda, all down, base, mean free", "lda, all down, zero, names"]
+    wide = "wiener 2048 lambda 10, all linear, answers, base, mean free"
+    found = run(monkeypatch, place, "--explore", "--only", *wanted, wide)
     rows = found["tables"]["cells"]["rows"]
     assert list(rows)[:2] == ["retrained", "fine-tuned"]
-    cells = {name: row for name, row in rows.items() if name.startswith("lda")}
-    assert len(cells) == len(rows) - 2 == 5 * len(tofu_explore.STRENGTHS)
+    assert f"{wide}, x1" in rows
+    cells = {name: row for name, row in rows.items() if name.startswith(("lda", "wiener"))}
+    assert len(cells) == len(rows) - 2 == 6 * len(tofu_explore.STRENGTHS)
     qualities = [row["forget quality"]["value"] for row in cells.values()]
     assert qualities == sorted(qualities, reverse=True)
     name = "lda, all down, all, base, mean free, x"

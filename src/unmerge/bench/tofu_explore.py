@@ -50,6 +50,13 @@ def grid(blocks: int) -> dict[str, Variant]:
     # Sharper in what is private to the forget set, and further away from what the retain set has most of.
     bases["contrastive 64 sharp"] = bases["contrastive 64"] | {"ridge": 1e-3}
     bases["contrastive 64 protected"] = bases["contrastive 64"] | {"retain_rank": 192, "lam": 100.0}
+    # The wide ones keep every direction.
+    bases |= {
+        f"wiener {rank} lambda {lam:g}": {"basis": "wiener", "rank": rank, "lam": lam}
+        for rank in (64, 256, 2048)
+        for lam in (1.0, 10.0, 100.0, 1000.0)
+    }
+    bases["wiener 2048 sharp"] = bases["wiener 2048 lambda 10"] | {"ridge": 1e-4}
     bases |= {
         f"deflated {deflate}": {"basis": "deflated-pca", "rank": 64, "deflate": deflate, "lam": 0.0, "mean": "free"}
         for deflate in (96, 192, 384)

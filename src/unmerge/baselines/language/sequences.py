@@ -17,9 +17,9 @@ from unmerge.tokens import IGNORED
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """Padded sequences on a device, and the positions whose next token has a label."""
+    """Sequences padded on the right, on a device, and the positions whose next token has a label."""
 
-    inputs: dict[str, Tensor]  # input_ids, attention_mask
+    inputs: dict[str, Tensor]  # input_ids alone: no token sees the padding, which is behind it
     labels: Tensor
     rows: Tensor
     columns: Tensor
@@ -47,16 +47,13 @@ class Sequences:
         """A batch of some sequences, padded on the right."""
         tokens = pad_sequence([self.tokens[place] for place in places], batch_first=True)
         labels = pad_sequence([self.labels[place] for place in places], batch_first=True, padding_value=IGNORED)
-        attention = torch.zeros_like(tokens)
-        for row, place in enumerate(places):
-            attention[row, : len(self.tokens[place])] = 1
         # Found here: on the device it would wait for all that is under way.
         rows, columns = (labels[:, 1:] != IGNORED).nonzero(as_tuple=True)
         targets = labels[rows, columns + 1]
-        ids, attention, labels, rows, columns, targets = (
-            tensor.to(device, non_blocking=True) for tensor in (tokens, attention, labels, rows, columns, targets)
+        ids, labels, rows, columns, targets = (
+            tensor.to(device, non_blocking=True) for tensor in (tokens, labels, rows, columns, targets)
         )
-        return TokenBatch({"input_ids": ids, "attention_mask": attention}, labels, rows, columns, targets)
+        return TokenBatch({"input_ids": ids}, labels, rows, columns, targets)
 
 
 def read_sequences(data: Iterable[Any], what: str) -> Sequences:
