@@ -96,7 +96,8 @@ def parts_of(
     view = view_of(model, recipe.layers if given is None else given, recipe.skip_layers)
     if forget is not None:
         with evaluating(model):
-            view = looked(model, view, Reading(model, forget, "forget", sources.forward).few, sources.forward)
+            few = Reading(model, forget, "forget", sources.forward).few
+            view = looked(model, view, few, sources.forward, sources.mask)
     names = _edited(model, recipe, view, given)
     kept = sources.retain if sources.statistics is None else sources.statistics
     classes = (_classes(sources.forget), _classes(kept))
