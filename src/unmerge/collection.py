@@ -166,7 +166,8 @@ def _read_in_parts(
     view = looked(model, view, Reading(model, data, what).few, forward, mask)
     assert view.probe is not None
     classes = len(distinct_labels(data)) if view.has_labels else 0
-    grams = Grams(classes + 1 if keep.full else 1, rows=keep.sample, sums_reading=classes, sums_solving=classes)
+    full = classes + 1 if keep.full else 1
+    grams = Grams(full, counting=full, rows=keep.sample, sums_reading=classes, sums_solving=classes)
     costs = costs_of(model, view.selection.names, view.probe.leader, grams, memory=memory, sketched=view.sketches)
     plan = plan_within(costs, memory)
     groups, view = plan.groups, replace(view, sketches=plan.sketches)

@@ -70,7 +70,7 @@ def plan(
     """How many passes over the data `fit(..., memory=memory)` makes, what each takes and what it sketches; print it.
 
     data: the forget batches, of which the first shows which layers share their input and so their statistics; without
-    them each layer is counted for itself, and the model may be on the meta device.
+    them each layer is counted for itself, and the model may be on the meta device, which stands for a GPU.
     retain: where its samples have labels, of which each has a sum in every layer, the retain batches or statistics.
     """
     recipe = recipe or Recipe()
