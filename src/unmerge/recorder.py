@@ -142,6 +142,7 @@ class Recorder:
         labels = sorted(self._codes)
         order = [self._codes[label] for label in labels]
         filled = {leader: accumulator for leader, accumulator in self._accumulators.items() if not accumulator.is_empty}
+        self._accumulators = {}  # so that their sums can go when those of all processes are there
 
         def finished(accumulator: Accumulator) -> LayerStatistics:
             layer = _ascending(accumulator.finish(), order)
