@@ -15,9 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from decoders import decoder, padded, sentences
 from networks import CONVOLUTIONS, Batch, batched, samples
 from unmerge import collect, unfolding
-from unmerge.accumulation import Accumulator, BatchFacts, Keep, LayerStatistics, Reservoir
+from unmerge.accumulation import Accumulator, Keep, LayerStatistics, Reservoir
 from unmerge.counting import Counting
 from unmerge.errors import DataError
+from unmerge.facts import BatchFacts
 from unmerge.moments import Moments
 from unmerge.unfolding import rows
 

@@ -677,3 +677,17 @@ def test_a_layer_that_shares_its_input_with_one_that_is_left_out_is_counted():
         found = collect(SharedInput(), [inputs])
     assert list(found.layers) == ["even", "head"]
     assert torch.allclose(found["even"].moments.mean.float(), inputs.mean(0))
+
+
+def test_a_second_pass_sums_about_the_pivot_of_the_first():
+    model = cnn(dtype=torch.float32)
+    first, second = (
+        [batch[0].float()] for batch in (samples((3, 6, 6), [0, 1, 2, 1, 0], seed=seed) for seed in (0, 1))
+    )
+    known = collect(model, first)
+    found = collect(model, second, known)
+    for name, layer in known.layers.items():
+        assert found[name].moments.pivot.equal(layer.moments.pivot)
+        assert found[name].moments.gram.dtype == torch.float32
+    assert not known["conv1"].moments.pivot.any(), "counted by shift"
+    torch.testing.assert_close(known["fc"].moments.pivot, known["fc"].moments.pivot.float().double(), rtol=0, atol=0)

@@ -12,7 +12,7 @@ from torch import nn
 import unmerge
 from decoders import decoder, padded, sentences
 from unmerge import Recipe, Statistics, collect, fit, plan
-from unmerge.costs import Grams, costs_of
+from unmerge.costs import Grams, costs_of, grams_of
 from unmerge.errors import DataError
 
 WIDE = 2048
@@ -72,6 +72,20 @@ def test_what_is_known_of_a_layer_is_not_planned_to_be_more():
     for memory, expected in ((None, {90}), (10**9, {90}), (8 * 10**6, range(33, 90))):
         (cost,) = costs_of(model, ["1"], {}, grams, RECIPE, 0, memory, {"1": 90})
         assert cost.sketch in expected
+
+
+@pytest.mark.parametrize(("dtype", "more"), [(torch.float32, 4), (torch.bfloat16, 4), (torch.float64, 0)])
+def test_on_the_cpu_the_sums_of_the_pass_that_is_read_are_wider(dtype, more):
+    model, recipe = wide_model().to(dtype), RECIPE.but(basis="cav-class", max_points=None)
+    grams = grams_of(recipe, 3, 5, with_verdict=True)
+    (cost,) = costs_of(model, ["1"], {}, grams, recipe, 3)
+    square, kept = WIDE**2, max(4, dtype.itemsize)
+    assert cost.counting == 4 * more * square, "of three classes and of all"
+    assert cost.settling == (kept * square if more else 0)
+    (alone,) = costs_of(model, ["1"], {}, Grams(4, counting=4))
+    assert alone.bytes == 4 * 8 * square + cost.settling
+    (elsewhere,) = costs_of(model.to("meta"), ["1"], {}, grams, recipe, 3)
+    assert elsewhere.counting == elsewhere.settling == 0
 
 
 @pytest.mark.parametrize("ways", ["data", "statistics", "sketches", "mixed"])

@@ -293,9 +293,10 @@ def test_statistics_alone_give_what_the_data_gives(build: str, tmp_path: Path) -
     model = make()
     forget, retain = request(shape, forgotten=(0, 1), kept=(2, 3), each=6)
     from_data = unmerge.diagnose(batched(forget, 5), batched(retain, 4), model, recipe=small())
-    lost, kept = unmerge.collect(model, batched(forget, 5)), unmerge.collect(model, batched(retain, 4))
+    lost = unmerge.collect(model, batched(forget, 5))
+    kept = unmerge.collect(model, batched(retain, 4), lost)  # about the same pivots, as from data
     places = torch.randperm(12, generator=torch.Generator().manual_seed(0))[:11].tolist()
-    control = unmerge.collect(model, ChosenSamples(batched(retain, 4), places))
+    control = unmerge.collect(model, ChosenSamples(batched(retain, 4), places), kept)
     calls: list[int] = []
     handle = model.register_forward_pre_hook(lambda *_: calls.append(1))
     from_statistics = unmerge.diagnose(lost, kept, model, recipe=small(), control=control)

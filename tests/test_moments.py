@@ -221,3 +221,52 @@ def test_full_precision_leaves_the_users_setting_also_after_an_exception(allowed
         assert torch.backends.cuda.matmul.allow_tf32 is allowed
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def counted(batches: list[Tensor], pivot: Tensor | None) -> Moments:
+    moments = Moments(pivot)
+    for batch in batches:
+        moments.update(batch)
+    return moments
+
+
+@pytest.mark.parametrize("groups", [None, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_batches_dealt_out_about_one_pivot_sum_to_the_same_bits(dtype, groups):
+    batches = list((data(3000, 40, groups=groups) + 5).to(dtype).split(70, -2))
+    pivot = batches[0].mean(-2)
+    whole = counted(batches, pivot).gram
+    for share in (2, 3):
+        parts = [counted(batches[first::share], pivot) for first in range(share)]
+        found = sum(parts, start=Moments())
+        assert found.gram.dtype == torch.float32
+        assert found.gram.equal(whole)
+        assert all(part.pivot.equal(pivot.double()) for part in parts)
+
+
+def test_what_is_counted_in_double_precision_on_the_cpu_is_kept_in_the_rows_own():
+    rows = data(50, 4)
+    for kind, kept in ((torch.float64, torch.float64), (torch.float32, torch.float32), (torch.bfloat16, torch.float32)):
+        moments = Moments().update(rows.to(kind))
+        assert moments.open_sums["gram"].dtype == torch.float64
+        copies = [moments.clone(), moments + Moments.of(rows.to(kind)), moments.to("cpu")]
+        assert all(part.open_sums["gram"].dtype == torch.float64 for part in copies)
+        for part in (moments, *copies):
+            assert part.scatter.dtype == part.sums["gram"].dtype == part.open_sums["gram"].dtype == kept
+            assert part.gram.equal(part.gram.mT)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_pivot_some_deviations_off_keeps_the_directions_of_a_large_mean(dtype):
+    rows = (300 * normal(6, seed=5).sign() + normal(4000, 6)).to(dtype)
+    expected = Moments.of(rows.double())
+    found = counted(list(rows.split(500)), (expected.mean + 5).to(dtype))
+    assert_close(found.scatter.double(), expected.scatter, rtol=1e-4, atol=1e-4 * expected.scatter.abs().max())
+    assert_close(found.mean, expected.mean)
+
+
+def test_a_pivot_that_half_precision_cannot_hold_is_of_other_rows():
+    rows = normal(200, 5).bfloat16()
+    assert Moments(torch.full((5,), 1.001)).update(rows).pivot.eq(0).all()
+    assert Moments(torch.full((5,), 1.0)).update(rows).pivot.eq(1).all()
+    assert Moments(torch.full((5,), 1.001)).update(rows.float()).pivot.ne(0).all()

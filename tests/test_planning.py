@@ -32,7 +32,7 @@ def test_other_memory_is_refused(memory):
 
 
 def costs(*sizes, working=5):
-    return [Cost((str(place),), 1, size, size, 0, working) for place, size in enumerate(sizes)]
+    return [Cost((str(place),), 1, size, size, working=working) for place, size in enumerate(sizes)]
 
 
 def test_groups_are_in_order_as_few_as_fit_and_filled_evenly():

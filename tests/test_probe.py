@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from decoders import decoder, padded, sentences
 from networks import cnn, conv1d_net, hf_resnet, hf_vit, mlp
 from test_unfolding import SamePadding
 from unmerge.batches import Forward
@@ -147,3 +148,41 @@ def test_autocast_is_off_inside_a_hook():
         model(torch.zeros(2, 6))
         assert torch.is_autocast_enabled("cpu")
     assert enabled == [False]
+
+
+def test_a_pivot_is_the_mean_of_the_first_rows():
+    found = look(mlp(), images(2, 6) + 3)
+    torch.testing.assert_close(found.pivots["0"], images(2, 6).mean(0) + 3)
+    assert found.pivots.keys() == {"0", "2", "4"}
+
+
+def test_where_sums_are_taken_by_shift_the_pivot_is_zero_unless_the_mean_is_far():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 2, 3, stride=2)).double()
+    near, far = (look(model, images(2, 3, 6, 6) + mean).pivots for mean in (1, 500))
+    assert near["0"].shape == far["0"].shape == (27,)
+    assert not near["0"].any()
+    assert near["1"].all()
+    assert far["0"].all()
+
+
+def test_rows_that_a_mask_leaves_out_do_not_move_the_pivot():
+    batch = padded(sentences([9, 2]), side="left", extra=3)
+    model, name = decoder("llama"), "model.layers.0.mlp.gate_proj"
+    found = look(model, batch)
+    rows: list[Tensor] = []
+    with hooked(model, [name], lambda _, __, given, *___: rows.append(given)):
+        model(**batch)
+    torch.testing.assert_close(found.pivots[name], rows[0][batch["attention_mask"].bool()].mean(0))
+    with evaluating(model):
+        last = probe(model, [name], batch, None, lambda batch: batch["attention_mask"].cumsum(1) == 9)
+    torch.testing.assert_close(last.pivots[name], rows[0][0, -1])
+    with evaluating(model):
+        none = probe(model, [name], batch, None, lambda batch: batch["attention_mask"] < 0)
+    assert not none.pivots
+
+
+def test_few_rows_in_half_precision_do_not_tell_whether_the_mean_dominates():
+    model = mlp(dtype=torch.bfloat16)
+    assert not look(model, images(2, 6).bfloat16()).pivots
+    many = look(model, images(64, 6).bfloat16() + torch.tensor([0, 300, 0, 0, 0, 0]).bfloat16())
+    assert many.pivots["0"].nonzero().flatten().tolist() == [1]

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from unmerge import shifts
-from unmerge.counting import Counting
 from unmerge.errors import DataError
-from unmerge.experts import Routed
+from unmerge.facts import BatchFacts
 from unmerge.moments import Moments
 from unmerge.sampling import Drawn, Reservoir
 from unmerge.sketching import SketchedMoments, sketched
@@ -27,42 +26,6 @@ class Keep:
     sample: int = 0  # this many rows
     max_points: int | None = None  # count only the first rows
     seed: int = 0
-
-
-@dataclass(frozen=True)
-class BatchFacts:
-    """What the layers need to know of the batch in flight."""
-
-    size: int
-    codes: Tensor | None  # for each sample the place of its class in `Statistics.classes`
-    present: tuple[int, ...]  # the codes that occur
-    classes: int  # how many there are so far
-    counting: Counting | None  # which positions count; None: all
-    number: int = 0  # the place of the batch in the data
-
-    @property
-    def tells_rows_apart(self) -> bool:
-        """Whether it matters which sample and position a row is of."""
-        return self.codes is not None or self.counting is not None
-
-    def to(self, device: torch.device) -> BatchFacts:
-        """The same on a layer's device, where a model is spread over several."""
-        codes = None if self.codes is None else self.codes.to(device)
-        counting = None if self.counting is None else self.counting.to(device)
-        return replace(self, codes=codes, counting=counting)
-
-    def of(self, routed: Routed) -> BatchFacts:
-        """The same of some tokens, each a sample of its own."""
-        assert routed.rows is not None
-        mask = None if self.counting is None else self.counting.mask
-        if routed.tokens % self.size or (mask is not None and mask.numel() != routed.tokens):
-            raise DataError(
-                f"an expert's layer sees some of {routed.tokens} tokens, which do not fit {self.size} samples"
-                + ("." if mask is None else f" and a mask of shape {tuple(mask.shape)}.")
-            )
-        codes = None if self.codes is None else self.codes[routed.rows // (routed.tokens // self.size)]
-        counting = None if mask is None else Counting.of(mask.reshape(-1, 1)[routed.rows])
-        return replace(self, size=len(routed.rows), codes=codes, counting=counting)
 
 
 def _nothing() -> Tensor:
@@ -93,6 +56,12 @@ class LayerStatistics:
         parts = {code: sketched(moments, size) for code, moments in self.class_moments.items()}
         return replace(self, moments=sketched(self.moments, size), class_moments=parts)
 
+    def settle_(self) -> LayerStatistics:
+        """Narrow all sums to the type in which they are kept: all rows are counted."""
+        for moments in (self.moments, *self.class_moments.values()):
+            moments.settle_()
+        return self
+
     def to(self, device: torch.device | str) -> LayerStatistics:
         return LayerStatistics(
             self.moments.to(device),
@@ -116,10 +85,16 @@ def of_classes(moments: dict[int, Moments], classes: int) -> LayerStatistics:
 
 
 class Accumulator:
-    """Takes a layer's inputs batch by batch and ends as `LayerStatistics`, sketched where a size is given."""
+    """Takes a layer's inputs batch by batch and ends as `LayerStatistics`, sketched where a size is given.
 
-    def __init__(self, module: nn.Module, labelled: bool, keep: Keep, sketch: int | None = None) -> None:
+    pivot: as `Probe.pivots` has it, the same in every process; without one the first inputs give it.
+    """
+
+    def __init__(
+        self, module: nn.Module, labelled: bool, keep: Keep, sketch: int | None = None, pivot: Tensor | None = None
+    ) -> None:
         self._module, self._sketch = module, sketch
+        self._pivot = None if pivot is None else pivot.cpu()  # where looking at it makes nobody wait
         self._labelled, self._full, self._max_points = labelled, keep.full, keep.max_points
         self._parts: dict[int, Moments | shifts.ShiftedMoments] = {}  # one a class when full, else one
         self._rows = 0
@@ -147,7 +122,7 @@ class Accumulator:
         if self._by_shift is None:
             bounded = self._reservoir is not None or self._max_points is not None or facts.counting is not None
             bounded = bounded or self._sketch is not None
-            self._by_shift = not bounded and shifts.applies(self._module, inputs)
+            self._by_shift = not bounded and self._is_summed_by_shift(inputs)
         if self._by_shift:
             self._add_by_shift(inputs, facts)
         else:
@@ -186,7 +161,7 @@ class Accumulator:
             samples, places = rows.shape[-3:-1]
             codes = self._codes(facts, len(inputs) if inputs.dim() > 1 else 1)
             codes = None if codes is None else codes[part]
-            keep, kept_rows = self._kept(facts, part, len(inputs), places)
+            keep, kept_rows = facts.kept(part, len(inputs), places)
             flat = rows.flatten(-3, -2)
             row_codes = codes.repeat_interleave(places) if codes is not None and self._full else None
             if kept_rows is not None:
@@ -214,7 +189,12 @@ class Accumulator:
                 self._reservoir.offer(flat, facts.number)
 
     def _nothing_yet(self) -> Moments:
-        return Moments() if self._sketch is None else SketchedMoments(self._sketch)
+        return Moments(self._pivot) if self._sketch is None else SketchedMoments(self._sketch, self._pivot)
+
+    def _is_summed_by_shift(self, inputs: Tensor) -> bool:
+        if self._pivot is None:
+            return shifts.applies(self._module, inputs)
+        return shifts.fits(self._module, inputs) and not self._pivot.any()
 
     def _split(self, facts: BatchFacts, codes: Tensor | None) -> list[tuple[int, Tensor | None]]:
         """The parts that a batch's rows go to: all to one, or each class to its own."""
@@ -231,22 +211,6 @@ class Accumulator:
             )
         repeats = leading // facts.size
         return facts.codes if repeats == 1 else facts.codes.repeat_interleave(repeats)
-
-    def _kept(self, facts: BatchFacts, part: slice, leading: int, places: int) -> tuple[Tensor | None, Tensor | None]:
-        """The mask of a part of the batch, and the places of the rows that it counts; None where all count."""
-        if facts.counting is None:
-            return None, None
-        mask = facts.counting.mask.flatten(1)
-        if mask.shape == (leading, places):
-            return mask[part], facts.counting.rows(part, places)
-        if places == 1 and leading == mask.numel():
-            return mask.reshape(-1, 1)[part], facts.counting.rows(part, places)
-        if places == 1 and leading == facts.size:
-            return None, None  # one row a sample: a pooled layer, where positions are gone
-        raise DataError(
-            f"the mask has shape {tuple(facts.counting.mask.shape)}, but a layer has {leading} x {places} rows. "
-            "Pass mask= with one entry for each position, or leave the layer out."
-        )
 
     def _add_class_sums(self, sums: Tensor, counts: Tensor, codes: Tensor, classes: int) -> None:
         known = len(self._class_sums)

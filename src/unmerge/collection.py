@@ -70,13 +70,13 @@ def same_layers(found: Statistics, view: View | None) -> Statistics | View:
     return found if view is None else view.only(list(found.layers), with_left_out=False)
 
 
-def looked(model: nn.Module, view: View, batch: Any, forward: Forward | None) -> View:
+def looked(model: nn.Module, view: View, batch: Any, forward: Forward | None, mask: Mask = None) -> View:
     """The view with what the first samples of a batch show, unless that is known."""
     has_labels = labels_of(batch) is not None
     if view.probe is not None and (view.has_labels or not has_labels):
         return view
     few = on_device(model, first_samples(batch, PROBE_SAMPLES))
-    return replace(view, probe=probe(model, view.selection.names, few, forward), has_labels=has_labels)
+    return replace(view, probe=probe(model, view.selection.names, few, forward, mask), has_labels=has_labels)
 
 
 @together
@@ -139,7 +139,7 @@ def _read(
         return Statistics({}, 0, view.weights)
     bounded = keep.max_points is not None  # the first rows are the same for all, and few
     reading = Reading(model, data, what, forward, whole=bounded)
-    seen = looked(model, view, reading.few, forward).probe
+    seen = looked(model, view, reading.few, forward, mask).probe
     assert seen is not None
     labelled, dealt = labels_of(reading.few) is not None, isinstance(reading.few, Mapping) and DEALT in reading.few
     recorder = Recorder(model, view.selection, seen, labelled, keep, view.sketches, dealt)
@@ -163,10 +163,11 @@ def _read_in_parts(
 ) -> Statistics:
     """The same in as many passes as the memory asks for, each part moved to the CPU before the next is read."""
     check_rereadable(data, what, "memory=")
-    view = looked(model, view, Reading(model, data, what).few, forward)
+    view = looked(model, view, Reading(model, data, what).few, forward, mask)
     assert view.probe is not None
     classes = len(distinct_labels(data)) if view.has_labels else 0
-    grams = Grams(classes + 1 if keep.full else 1, rows=keep.sample, sums_reading=classes, sums_solving=classes)
+    full = classes + 1 if keep.full else 1
+    grams = Grams(full, counting=full, rows=keep.sample, sums_reading=classes, sums_solving=classes)
     costs = costs_of(model, view.selection.names, view.probe.leader, grams, memory=memory, sketched=view.sketches)
     plan = plan_within(costs, memory)
     groups, view = plan.groups, replace(view, sketches=plan.sketches)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 
-from unmerge.layers import layer_of, weight_matrix
+from unmerge.layers import device_of_layer, layer_of, weight_matrix
 from unmerge.recipe import Recipe
 
 # Bytes a square of the input's width that the linear algebra of a layer holds beside its statistics, measured.
@@ -32,6 +32,7 @@ class Grams:
 
     reading: int = 1
     solving: int = 1
+    counting: int = 1  # of those that are read the most that one pass counts
     rows: int = 0  # that are kept beside them
     sums_reading: int = 0  # class sums beside them
     sums_solving: int = 0
@@ -45,6 +46,8 @@ class Cost:
     features: int
     reading: int  # statistics
     solving: int
+    counting: int = 0  # more for the sums of a pass, which are wider on the CPU until it ends
+    settling: int = 0  # and for one of them while it is narrowed
     judging: int = 0  # linear algebra
     working: int = 0
     sketch: int | None = None  # the size of what stands for the Gram, where that does not fit
@@ -52,7 +55,7 @@ class Cost:
     @property
     def bytes(self) -> int:
         """The most that is held at one time."""
-        return max(self.reading + self.judging, self.solving + self.working)
+        return max(self.reading + max(self.counting + self.settling, self.judging), self.solving + self.working)
 
 
 def grams_of(recipe: Recipe, classes: int, retained: int, with_verdict: bool) -> Grams:
@@ -66,7 +69,7 @@ def grams_of(recipe: Recipe, classes: int, retained: int, with_verdict: bool) ->
     rows = (recipe.max_points or 8192) if recipe.basis == "cav-kmeans" else 0
     sums = classes + retained + (classes if limited and recipe.basis == "cav-class" else 0)
     judged = max(retained, CONTROL_GROUPS) if with_verdict else 0
-    return Grams(solving + with_verdict, solving, rows, sums + judged, sums)
+    return Grams(solving + with_verdict, solving, forget, rows, sums + judged, sums)
 
 
 def costs_of(
@@ -103,6 +106,7 @@ class _Layers:
         weight = weight_matrix(first, first.get_parameter("weight"))  # its shape: one on the meta device has no more
         self._groups, self._features = (weight.shape[0] if weight.dim() == 3 else 1), weight.shape[-1]
         self._wide = max(4, weight.element_size())  # half-precision inputs are summed in float32
+        self._widened = 8 - self._wide if device_of_layer(model, members[0]).type == "cpu" else 0
         self._entries = max(layer_of(model, name).get_parameter("weight").numel() for name in members)
         self._clusters = 0 if recipe is None else classes if recipe.basis == "cav-class" else recipe.rank
 
@@ -138,9 +142,11 @@ class _Layers:
         class_sum = (self._groups * features + 1) * 8  # and its rows' number
         reading = grams.reading * gram + grams.sums_reading * class_sum + rows + signs
         solving = grams.solving * gram + grams.sums_solving * class_sum + rows + signs
-        members = tuple(self._members)
+        counting = grams.counting * gram * self._widened // wide
+        settling = gram if self._widened else 0
+        statistics = Cost(tuple(self._members), features, reading, solving, counting, settling, sketch=sketch)
         if self._recipe is None:
-            return Cost(members, features, reading, solving, sketch=sketch)
+            return statistics
         # Groups are solved one after the other. A sketch is solved in the span of those of both sides and of the means.
         width, span = features, 0
         if sketch is not None:
@@ -155,4 +161,4 @@ class _Layers:
         if sketch is not None:
             judging = 2 * span + 3 * gram + square * (_VERDICT + 4 * grams.reading) if judging else 0
             working += 2 * span + gram + 4 * square * grams.solving
-        return Cost(members, features, reading, solving, judging, max(working, _TASK_VECTOR * self._entries), sketch)
+        return replace(statistics, judging=judging, working=max(working, _TASK_VECTOR * self._entries))

@@ -8,22 +8,26 @@ import torch
 from torch import Tensor
 
 from unmerge.errors import StatisticsError
+from unmerge.pivots import pivot_of
 from unmerge.products import add_gram_
-
-_MEAN_TO_DEVIATION = 10.0
 
 
 class Moments:
     """n, mean and scatter (Σ(x − m)(x − m)ᵀ) of rows, updated in place, added and subtracted.
 
     A grouped layer has one mean and one scatter a group: (groups, d) and (groups, d, d).
+    pivot: a point near the rows, about which their sums are taken; where none is given it is the first rows' mean.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, pivot: Tensor | None = None) -> None:
         self.n: float = 0  # whole, but for a sample that stands for more rows
+        self.kept = torch.float32  # the type in which the scatter is known; float64 where rows are
+        self._given = pivot
         self._pivot = torch.zeros(0)  # about which the sums below are taken
         self._total = torch.zeros(0)  # Σ(x − pivot), float64
-        self._gram = torch.zeros(0)  # Σ(x − pivot)(x − pivot)ᵀ, upper blocks only
+        # Σ(x − pivot)(x − pivot)ᵀ, upper blocks only. On the CPU in float64 while rows are counted, so that sums over
+        # batches that several processes share are those of one; a GPU has no memory for that.
+        self._gram = torch.zeros(0)
         self._symmetric = True
         self._is_shifted = True
 
@@ -35,10 +39,11 @@ class Moments:
         return moments
 
     @classmethod
-    def build(cls, n: float, pivot: Tensor, total: Tensor, gram: Tensor) -> Moments:
-        """Moments from sums about a pivot, the gram in full."""
+    def build(cls, n: float, pivot: Tensor, total: Tensor, gram: Tensor, *, kept: torch.dtype | None = None) -> Moments:
+        """Moments from sums about a pivot, the gram in full; kept: the type that it is to be narrowed to, if any."""
         moments = cls()
         moments.n, moments._pivot, moments._total, moments._gram = n, pivot.double(), total.double(), gram
+        moments.kept = kept or gram.dtype
         return moments
 
     def update(self, rows: Tensor, row_sum: Tensor | None = None) -> Moments:
@@ -103,18 +108,28 @@ class Moments:
 
     @property
     def gram(self) -> Tensor:
-        """Σ(x − pivot)(x − pivot)ᵀ, both triangles."""
-        self._check_counted()
-        if not self._symmetric:
-            upper = self._gram.triu_()
-            upper += upper.triu(1).mT
-            self._symmetric = True
+        """Σ(x − pivot)(x − pivot)ᵀ, both triangles, in the type in which it is kept."""
+        self.settle_()
         return self._gram
 
     @property
     def sums(self) -> dict[str, Tensor]:
         """The sums of second order about the pivot by name, which add up where the pivot is the same."""
         return {"gram": self.gram}
+
+    @property
+    def open_sums(self) -> dict[str, Tensor]:
+        """The same in the type in which they are counted, as long as they are not settled."""
+        self._check_counted()
+        self._fill_lower_()
+        return {"gram": self._gram}
+
+    def settle_(self) -> Moments:
+        """Narrow the sums to the type in which they are kept: all rows are counted."""
+        self._check_counted()
+        self._gram = self._gram.to(self.kept)
+        self._fill_lower_()
+        return self
 
     def __add__(self, other: Moments) -> Moments:
         if self.n == 0 or other.n == 0:
@@ -139,41 +154,44 @@ class Moments:
         if self.n == 0:
             return copy_of(self)
         pivot, total = (tensor.to(device, copy=copy) for tensor in (self.pivot, self.total))
-        return self._of(self.n, pivot, total, {name: part.to(device, copy=copy) for name, part in self.sums.items()})
+        sums = {name: part.to(device, copy=copy) for name, part in self.open_sums.items()}
+        return self._of(self.n, pivot, total, sums, self.kept)
 
     def move_pivot_(self, pivot: Tensor) -> Moments:
         """The same sums about another pivot, in place."""
         step = self.pivot - pivot
-        self._add_step_(self.sums, step, +1)
+        self._add_step_(self.open_sums, step, +1)
         self._total = self.total + self.n * step
         self._pivot = pivot
         return self
 
     def group(self, index: int) -> Moments:
         """The moments of one group of a grouped layer."""
-        sums = {name: part[index] for name, part in self.sums.items()}
-        return self._of(self.n, self.pivot[index], self.total[index], sums)
+        sums = {name: part[index] for name, part in self.open_sums.items()}
+        return self._of(self.n, self.pivot[index], self.total[index], sums, self.kept)
 
     def __repr__(self) -> str:
         shape = "empty" if self.n == 0 else f"features={tuple(self._pivot.shape)}"
         return f"Moments(n={self.n}, {shape})"
 
     def _start(self, rows: Tensor) -> None:
-        wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
-        # A pivot first: with |mean| >> std the raw sums cancel to noise. In the rows' own type, so that nearby
-        # values subtract without error.
-        pivot = rows.mean(-2, dtype=wide).to(rows.dtype)
-        if rows.dtype != wide:
-            # Half-precision rows multiply without error as they are; a shift where none is needed would round them.
-            dominated = mean_dominates(rows)
-            self._is_shifted = bool(dominated.any())
-            pivot = torch.where(dominated, pivot, torch.zeros_like(pivot))
-        self._pivot = pivot.double()
+        self.kept = torch.promote_types(rows.dtype, torch.float32)
+        given, is_half = self._given, rows.dtype != self.kept
+        if given is None or (is_half and not given.to(rows.dtype).double().equal(given.double())):
+            given = pivot_of(rows)  # also where the pivot given is of other rows, since half precision cannot hold it
+        self._is_shifted = not is_half or bool(given.any())
+        self._pivot = given.to(rows.device, rows.dtype).double()
         self._total = torch.zeros_like(self._pivot)
-        self._start_squares(wide)
+        self._start_squares(torch.float64 if rows.device.type == "cpu" else self.kept)
 
-    def _start_squares(self, wide: torch.dtype) -> None:
-        self._gram = torch.zeros(*self._pivot.shape, self._pivot.shape[-1], dtype=wide, device=self._pivot.device)
+    def _start_squares(self, counted: torch.dtype) -> None:
+        self._gram = torch.zeros(*self._pivot.shape, self._pivot.shape[-1], dtype=counted, device=self._pivot.device)
+
+    def _fill_lower_(self) -> None:
+        if not self._symmetric:
+            upper = self._gram.triu_()
+            upper += upper.triu(1).mT
+            self._symmetric = True
 
     def _add_squares_(self, shifted: Tensor) -> None:
         add_gram_(self._gram, shifted)
@@ -183,9 +201,9 @@ class Moments:
         """Σ(x − pivot)² of each feature."""
         return self._gram.diagonal(dim1=-2, dim2=-1)
 
-    def _of(self, n: float, pivot: Tensor, total: Tensor, sums: dict[str, Tensor]) -> Moments:
+    def _of(self, n: float, pivot: Tensor, total: Tensor, sums: dict[str, Tensor], kept: torch.dtype) -> Moments:
         """Moments of the same kind from sums about a pivot."""
-        return Moments.build(n, pivot, total, **sums)
+        return Moments.build(n, pivot, total, **sums, kept=kept)
 
     def _joined(self, other: Moments, sign: int) -> Moments:
         """The sums of both about this one's pivot, those of the other added or taken away."""
@@ -193,16 +211,15 @@ class Moments:
             raise StatisticsError(
                 f"moments of {tuple(self.pivot.shape)} and {tuple(other.pivot.shape)} features do not combine."
             )
-        theirs = other.sums
-        if {name: part.shape for name, part in self.sums.items()} != {
-            name: part.shape for name, part in theirs.items()
-        }:
+        mine, theirs = self.open_sums, other.open_sums
+        if {name: part.shape for name, part in mine.items()} != {name: part.shape for name, part in theirs.items()}:
             raise StatisticsError("moments and sketches, or sketches of different sizes, do not combine.")
         step = other.pivot - self.pivot
-        sums = {name: torch.add(part, theirs[name], alpha=sign) for name, part in self.sums.items()}
+        sums = {name: torch.add(part, theirs[name], alpha=sign) for name, part in mine.items()}
         other._add_step_(sums, step, sign)
         total = self.total + sign * (other.total + other.n * step)
-        return self._of(self.n + sign * other.n, self.pivot, total, sums)
+        kept = torch.promote_types(self.kept, other.kept)
+        return self._of(self.n + sign * other.n, self.pivot, total, sums, kept)
 
     def _add_step_(self, sums: dict[str, Tensor], step: Tensor, sign: int) -> None:
         """Add (or take away) what the sums of these rows gain about a pivot that lies `step` below theirs."""
@@ -215,14 +232,6 @@ class Moments:
     def _check_counted(self) -> None:
         if self.n == 0:
             raise StatisticsError("these moments have counted no rows yet.")
-
-
-def mean_dominates(rows: Tensor) -> Tensor:
-    """In which channels the mean is so much larger than the deviation that float32 sums need a pivot."""
-    some = rows[..., :4096, :].float()
-    mean, deviation = some.mean(-2), some.std(-2, correction=0)
-    # A channel that never changes has no deviation to lose.
-    return (mean.abs() > _MEAN_TO_DEVIATION * deviation) & (deviation > 0)
 
 
 def add_outer(matrix: Tensor, vector: Tensor, sign: int) -> Tensor:

@@ -70,7 +70,7 @@ def plan(
     """How many passes over the data `fit(..., memory=memory)` makes, what each takes and what it sketches; print it.
 
     data: the forget batches, of which the first shows which layers share their input and so their statistics; without
-    them each layer is counted for itself, and the model may be on the meta device.
+    them each layer is counted for itself, and the model may be on the meta device, which stands for a GPU.
     retain: where its samples have labels, of which each has a sum in every layer, the retain batches or statistics.
     """
     recipe = recipe or Recipe()
@@ -96,7 +96,8 @@ def parts_of(
     view = view_of(model, recipe.layers if given is None else given, recipe.skip_layers)
     if forget is not None:
         with evaluating(model):
-            view = looked(model, view, Reading(model, forget, "forget", sources.forward).few, sources.forward)
+            few = Reading(model, forget, "forget", sources.forward).few
+            view = looked(model, view, few, sources.forward, sources.mask)
     names = _edited(model, recipe, view, given)
     kept = sources.retain if sources.statistics is None else sources.statistics
     classes = (_classes(sources.forget), _classes(kept))

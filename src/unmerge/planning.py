@@ -62,7 +62,7 @@ class Plan:
                 listing(group.layers, 2),
                 str(max(cost.features for cost in group.costs)),
                 *([] if not self.sketches else [", ".join(str(cost.sketch) for cost in group.costs if cost.sketch)]),
-                in_words(sum(cost.reading for cost in group.costs)),
+                in_words(sum(cost.reading + cost.counting for cost in group.costs)),
                 in_words(max(cost.working for cost in group.costs)),
                 in_words(group.bytes),
             ]
@@ -136,6 +136,8 @@ def _together(first: Cost, second: Cost) -> Cost:
         max(first.features, second.features),
         first.reading + second.reading,
         first.solving + second.solving,
+        first.counting + second.counting,
+        max(first.settling, second.settling),
         max(first.judging, second.judging),
         max(first.working, second.working),
     )

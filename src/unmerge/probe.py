@@ -9,12 +9,19 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from unmerge.batches import Forward, feed, first_samples, first_tensor, logits_of
+from unmerge import shifts
+from unmerge.batches import Forward, Mask, feed, first_samples, first_tensor, logits_of, mask_of
+from unmerge.counting import Counting
+from unmerge.errors import DataError
 from unmerge.experts import Routed, Slice
+from unmerge.facts import BatchFacts
 from unmerge.hooks import checked_experts, hooked
 from unmerge.layers import layer_of, tensor_name, weight_matrix
 from unmerge.normalization import Consumers
-from unmerge.unfolding import agrees, geometry
+from unmerge.pivots import pivot_of
+from unmerge.unfolding import agrees, chunks, geometry
+
+_ENOUGH = 32  # rows that tell whether their mean dominates, which half precision has to know
 
 
 @dataclass
@@ -27,11 +34,14 @@ class Probe:
     leader: dict[str, str] = field(default_factory=dict)  # an earlier layer with the same rows
     shift_to: dict[str, str | None] = field(default_factory=dict)  # the tensor that takes a constant, if any
     head: str | None = None  # the layer whose output is the model's
+    pivots: dict[str, Tensor] = field(default_factory=dict)  # near the mean of a layer's rows
 
 
-def probe(model: nn.Module, names: Sequence[str], batch: Any, forward: Forward | None) -> Probe:
+def probe(model: nn.Module, names: Sequence[str], batch: Any, forward: Forward | None, mask: Mask = None) -> Probe:
     """Feed a batch of a few samples and watch the layers."""
     found = Probe()
+    counted = mask_of(batch, mask)
+    facts = BatchFacts(len(first_tensor(batch)), None, (), 0, None if counted is None else Counting.of(counted))
     consumers = Consumers(model)
     inputs: dict[str, list[tuple[object, ...]]] = defaultdict(list)
     shapes: dict[str, list[tuple[int, ...]]] = defaultdict(list)
@@ -51,6 +61,8 @@ def probe(model: nn.Module, names: Sequence[str], batch: Any, forward: Forward |
                 shapes[name].append(tuple(given.shape))
             outputs[name] = output
             alive.extend((given, output))
+            if name not in found.pivots and (pivot := _pivot(module, given, facts, routed)) is not None:
+                found.pivots[name] = pivot
         consumers.watch(name, output)
 
     with checked_experts(model, names, found.disagrees), hooked(model, names, look), consumers:
@@ -83,6 +95,26 @@ def proves_itself(module: nn.Module, given: Tensor, output: Any) -> bool:
     if isinstance(module, Slice):
         return True
     return isinstance(output, Tensor) and agrees(module, given, output, weight_matrix(module))
+
+
+def _pivot(module: nn.Module, inputs: Tensor, facts: BatchFacts, routed: Routed | None) -> Tensor | None:
+    """Zero where the sums are taken by shift, else near the mean of the rows that count.
+
+    None where none counts or too few do.
+    """
+    try:
+        facts = facts.to(inputs.device)
+        facts = facts if routed is None or routed.rows is None else facts.of(routed)
+        part, rows = next(chunks(module, inputs))
+        _, kept = facts.kept(part, len(inputs), rows.shape[-2])
+    except DataError:  # a mask that does not fit: the pass says so where it reads the layer
+        return None
+    flat = rows.flatten(-3, -2)
+    flat = flat if kept is None else flat[..., kept, :]
+    if flat.shape[-2] < (1 if flat.dtype.itemsize > 2 else _ENOUGH):
+        return None
+    pivot = pivot_of(flat)
+    return pivot.new_zeros(pivot.shape) if shifts.applies(module, inputs) else pivot
 
 
 def _mixed(

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-_BLOCK = 768  # features a block of the Gram
+# Features a block of the Gram; on the CPU a block of the product stays in the cache until it is added.
+_BLOCK = {"cpu": 256, "cuda": 768}
 
 
 @contextmanager
@@ -23,20 +24,26 @@ def full_precision() -> Iterator[None]:
 
 
 def add_gram_(gram: Tensor, rows: Tensor) -> None:
-    """gram += rowsᵀ rows in the gram's type, the blocks on and above the diagonal only."""
-    features = gram.shape[-1]
-    for start in range(0, features, _BLOCK):
-        block = slice(start, min(start + _BLOCK, features))
+    """gram += rowsᵀ rows, the blocks on and above the diagonal only."""
+    features, size = gram.shape[-1], _BLOCK["cuda" if gram.is_cuda else "cpu"]
+    for start in range(0, features, size):
+        block = slice(start, min(start + size, features))
         add_product_(gram[..., block, start:], rows[..., block].mT, rows[..., start:])
 
 
 def add_product_(out: Tensor, left: Tensor, right: Tensor) -> None:
-    """out += left @ right in the type of `out`."""
+    """out += left @ right; the product is in the factors' type, float32 at least, whatever that of the sum is."""
     if left.is_cuda and left.dtype in (torch.bfloat16, torch.float16):
         # Half-precision inputs, float32 sums: the products are exact and the matrix units run at full rate.
         product = torch.bmm if out.dim() == 3 else torch.mm
         out += product(left, right, out_dtype=out.dtype)
         return
+    kind = torch.promote_types(left.dtype, torch.float32)
+    left, right = left.to(kind), right.to(kind)
     with full_precision():
-        add_ = out.baddbmm_ if out.dim() == 3 else out.addmm_
-        add_(left.to(out.dtype), right.to(out.dtype))
+        if out.dtype != kind:
+            out += left @ right
+        elif out.dim() == 3:
+            out.baddbmm_(left, right)
+        else:
+            out.addmm_(left, right)

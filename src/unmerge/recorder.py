@@ -10,11 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unmerge.accumulation import Accumulator, BatchFacts, Keep, LayerStatistics
+from unmerge.accumulation import Accumulator, Keep, LayerStatistics
 from unmerge.batches import Forward, Mask, device_of, feed, first_tensor, labels_of, mask_of, on_device
 from unmerge.counting import Counting
+from unmerge.distributed import size as processes
 from unmerge.errors import DataError, LayerError
 from unmerge.experts import Routed, expert_modules, is_routed
+from unmerge.facts import BatchFacts
 from unmerge.hooks import hooked
 from unmerge.layers import Selection, device_of_layer, layer_of
 from unmerge.probe import Probe, identity, proves_itself
@@ -70,7 +72,11 @@ class Recorder:
         self._samples = 0
         self._accumulators = {
             name: Accumulator(
-                layer_of(model, name), self._by_class and name not in seen.mixed, keep, sketches.get(name)
+                layer_of(model, name),
+                self._by_class and name not in seen.mixed,
+                keep,
+                sketches.get(name),
+                seen.pivots.get(name),
             )
             for name in first.values()
         }
@@ -136,8 +142,14 @@ class Recorder:
         labels = sorted(self._codes)
         order = [self._codes[label] for label in labels]
         filled = {leader: accumulator for leader, accumulator in self._accumulators.items() if not accumulator.is_empty}
+        self._accumulators = {}  # so that their sums can go when those of all processes are there
+
+        def finished(accumulator: Accumulator) -> LayerStatistics:
+            layer = _ascending(accumulator.finish(), order)
+            return layer if processes() > 1 else layer.settle_()  # at once, before the next layer's is made
+
         return Counted(
-            layers={leader: _ascending(accumulator.finish(), order) for leader, accumulator in filled.items()},
+            layers={leader: finished(accumulator) for leader, accumulator in filled.items()},
             drawn={leader: drawn for leader, part in filled.items() if (drawn := part.drawn) is not None},
             called=list(self._order),
             left_out=dict(self._left_out),

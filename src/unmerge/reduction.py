@@ -56,7 +56,7 @@ def of_all(own: Counted, weights: dict[str, str], device_of: Callable[[str], tor
     draws = gathered(own.drawn) if any(entry["sampled"] for entry in told) else []
     for name in _union(entry["layers"] for entry in told):
         shapes = [entry["layers"].get(name) for entry in told]
-        layer = own.layers.get(name)
+        layer = own.layers.pop(name, None)  # whose sums end in those of all
         device = device_of(name) if layer is None else layer.moments.mean.device
         result.layers[name] = _layer(layer, own.labels, result.labels, shapes, device)
         if draws:
@@ -88,7 +88,8 @@ def _shape(layer: LayerStatistics, labels: list[int]) -> dict[str, Any]:
     slots = _slots(layer, labels)
     return {
         "features": list(layer.moments.mean.shape),
-        "sums": {name: [list(part.shape), _name(part.dtype)] for name, part in layer.moments.sums.items()},
+        "sums": {name: [list(part.shape), _name(part.dtype)] for name, part in layer.moments.open_sums.items()},
+        "kept": _name(layer.moments.kept),
         "rows": [[label, moments.n] for label, moments in slots.items()],
         "by_class": len(layer.class_sums) > 0,
     }
@@ -134,13 +135,13 @@ def _layer(
             for name, (shape, kind) in sums.items()
             if slot not in mine
         }
-        added = {name: add_up_((zeros or mine[slot].sums)[name]) for name in sums}
+        added = {name: add_up_((zeros or mine[slot].open_sums)[name]) for name in sums}
         count = sum(counts.get(slot, 0) for counts in rows)
-        found[slot] = moments_of(count, pivots[place], totals[place], added)
+        found[slot] = moments_of(count, pivots[place], totals[place], added, getattr(torch, known["kept"]))
     if None not in found:
         by_place = {labels.index(slot): moments for slot, moments in found.items() if slot is not None}
-        return of_classes(by_place, len(labels))
-    result = LayerStatistics(found[None])
+        return of_classes(by_place, len(labels)).settle_()
+    result = LayerStatistics(found[None]).settle_()
     if known["by_class"]:
         places = torch.tensor([labels.index(label) for label in own_labels], dtype=torch.int64, device=device)
         result.class_rows = torch.zeros(len(labels), dtype=torch.float64, device=device)

@@ -12,7 +12,8 @@ from itertools import product
 import torch
 from torch import Tensor, nn
 
-from unmerge.moments import Moments, mean_dominates
+from unmerge.moments import Moments
+from unmerge.pivots import mean_dominates
 from unmerge.products import add_product_
 
 _DISTANCES = [(0, 0), (0, 1), (0, 2), *product((1, 2), range(-2, 3))]
@@ -21,10 +22,18 @@ _TAPS = list(product((-1, 0, 1), (-1, 0, 1)))
 
 def applies(module: nn.Module, inputs: Tensor) -> bool:
     """Whether the module is a plain 3x3 convolution of stride 1 whose input needs no pivot."""
+    if not fits(module, inputs):
+        return False
+    # The border of zeros has no pivot.
+    return not mean_dominates(inputs.permute(0, 2, 3, 1).reshape(-1, inputs.shape[1])).any()
+
+
+def fits(module: nn.Module, inputs: Tensor) -> bool:
+    """Whether the module is a plain 3x3 convolution of stride 1."""
     # On a GPU one large product over unfolded rows beats many small ones.
     if not isinstance(module, nn.Conv2d) or inputs.dim() != 4 or inputs.is_cuda:
         return False
-    plain = (
+    return (
         module.kernel_size == (3, 3)
         and module.stride == (1, 1)
         and module.dilation == (1, 1)
@@ -32,10 +41,6 @@ def applies(module: nn.Module, inputs: Tensor) -> bool:
         and module.padding in ((1, 1), "same")
         and module.padding_mode == "zeros"
     )
-    if not plain:
-        return False
-    # The border of zeros has no pivot.
-    return not mean_dominates(inputs.permute(0, 2, 3, 1).reshape(-1, inputs.shape[1])).any()
 
 
 class ShiftedMoments:
@@ -43,7 +48,8 @@ class ShiftedMoments:
 
     def __init__(self) -> None:
         self.n = 0
-        self._blocks = torch.zeros(0, 0, 0)  # one (channels, channels) sum a distance, then a border
+        self._kept = torch.float32  # the type of the finished Gram
+        self._blocks = torch.zeros(0, 0, 0)  # one (channels, channels) sum a distance, then a border, float64
         self.total = torch.zeros(0)  # Σ rows, float64
 
     def update(self, inputs: Tensor) -> Tensor:
@@ -51,15 +57,17 @@ class ShiftedMoments:
         samples, channels, height, width = inputs.shape
         # Places first: a run of places is then one matrix of rows, and no shift needs a copy.
         image = inputs.permute(2, 3, 0, 1).contiguous()
-        wide = torch.float64 if inputs.dtype == torch.float64 else torch.float32
+        shape = (len(_DISTANCES) + len(_BORDERS), channels, channels)
         if self.n == 0:
-            shape = (len(_DISTANCES) + len(_BORDERS), channels, channels)
-            self._blocks = torch.zeros(shape, dtype=wide, device=inputs.device)
+            self._kept = torch.promote_types(inputs.dtype, torch.float32)
+            self._blocks = torch.zeros(shape, dtype=torch.float64, device=inputs.device)
             self.total = torch.zeros(9 * channels, dtype=torch.float64, device=inputs.device)
-        for block, (down, right) in zip(self._blocks, _DISTANCES, strict=False):
+        blocks = torch.zeros(shape, dtype=self._kept, device=inputs.device)
+        for block, (down, right) in zip(blocks, _DISTANCES, strict=False):
             _add_shifted(block, image, down, right)
-        for block, (row, column, (down, right)) in zip(self._blocks[len(_DISTANCES) :], _BORDERS, strict=True):
+        for block, (row, column, (down, right)) in zip(blocks[len(_DISTANCES) :], _BORDERS, strict=True):
             _add_shifted(block, image[_edge(row), _edge(column)].contiguous(), down, right)
+        self._blocks += blocks
         self.n += samples * height * width
         sums = _row_sums(image)
         self.total += sums.sum(0, dtype=torch.float64)
@@ -88,7 +96,7 @@ class ShiftedMoments:
             if first != second:
                 gram[:, second, :, first] = block.mT
         zero = torch.zeros_like(self.total)
-        return Moments.build(self.n, zero, self.total, gram.view(9 * channels, 9 * channels))
+        return Moments.build(self.n, zero, self.total, gram.view(9 * channels, 9 * channels), kept=self._kept)
 
 
 Border = tuple[int | None, int | None, tuple[int, int]]  # edge row, edge column, distance along the edge

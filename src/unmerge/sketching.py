@@ -13,7 +13,7 @@ from torch import Tensor
 
 from unmerge.errors import StatisticsError
 from unmerge.moments import Moments
-from unmerge.products import full_precision
+from unmerge.products import add_product_, full_precision
 
 _BLOCK = 1024  # rows that are counted at a time
 _HASHED = 1 << 18  # signs that are made at a time
@@ -43,15 +43,25 @@ def signs(features: int, size: int, like: Tensor) -> Tensor:
 class SketchedMoments(Moments):
     """Moments that know of their scatter its diagonal and its product with `size` columns of random signs."""
 
-    def __init__(self, size: int) -> None:
-        super().__init__()
+    def __init__(self, size: int, pivot: Tensor | None = None) -> None:
+        super().__init__(pivot)
         self.size = size
         self._sketch = torch.zeros(0)  # Σ(x − pivot)(x − pivot)ᵀ Ω
         self._diagonal = torch.zeros(0)  # Σ(x − pivot)², float64
 
     @classmethod
-    def of_sums(cls, n: float, pivot: Tensor, total: Tensor, sketch: Tensor, diagonal: Tensor) -> SketchedMoments:
+    def of_sums(
+        cls,
+        n: float,
+        pivot: Tensor,
+        total: Tensor,
+        sketch: Tensor,
+        diagonal: Tensor,
+        *,
+        kept: torch.dtype | None = None,
+    ) -> SketchedMoments:
         moments = cls(sketch.shape[-1])
+        moments.kept = kept or sketch.dtype
         moments.n, moments._pivot, moments._total = n, pivot.double(), total.double()
         moments._sketch, moments._diagonal = sketch, diagonal.double()
         return moments
@@ -59,7 +69,7 @@ class SketchedMoments(Moments):
     @property
     def signs(self) -> Tensor:
         """Ω, which is made anew where nobody holds it."""
-        return signs(len(self._sketch), self.size, self._sketch)
+        return signs(len(self._sketch), self.size, self._sketch.new_empty(0, dtype=self.kept))
 
     @property
     def gram(self) -> Tensor:
@@ -70,45 +80,55 @@ class SketchedMoments(Moments):
 
     @property
     def sums(self) -> dict[str, Tensor]:
+        self.settle_()
+        return self.open_sums
+
+    @property
+    def open_sums(self) -> dict[str, Tensor]:
         self._check_counted()
         return {"sketch": self._sketch, "diagonal": self._diagonal}
+
+    def settle_(self) -> Moments:
+        self._check_counted()
+        self._sketch = self._sketch.to(self.kept)
+        return self
 
     def scatter_product(self, without: Tensor | None = None) -> Tensor:
         """S Ω with the scatter S about the mean, or with what is left of S without the scatter of some rows."""
         centre = (self.total / self.n**0.5).unsqueeze(0)
-        taken = (centre if without is None else torch.cat([centre, without])).to(self._sketch.dtype)
+        taken = (centre if without is None else torch.cat([centre, without])).to(self.kept)
         with full_precision():
-            return torch.addmm(self._sketch, taken.mT, taken @ self.signs, alpha=-1)
+            return torch.addmm(self.sums["sketch"], taken.mT, taken @ self.signs, alpha=-1)
 
     def __repr__(self) -> str:
         return f"{super().__repr__()[:-1]}, sketch={self.size})"
 
-    def _start_squares(self, wide: torch.dtype) -> None:
+    def _start_squares(self, counted: torch.dtype) -> None:
         if self._pivot.dim() > 1:
             raise StatisticsError("a grouped layer cannot be sketched: each of its groups has a Gram of its own.")
-        self._sketch = torch.zeros(len(self._pivot), self.size, dtype=wide, device=self._pivot.device)
+        self._sketch = torch.zeros(len(self._pivot), self.size, dtype=counted, device=self._pivot.device)
         self._diagonal = torch.zeros_like(self._pivot)
 
     def _add_squares_(self, shifted: Tensor) -> None:
         columns = self.signs
         with full_precision():
             for rows in shifted.split(_BLOCK):
-                rows = rows.to(self._sketch.dtype)
-                self._sketch.addmm_(rows.mT, rows @ columns)
+                rows = rows.to(self.kept)
+                add_product_(self._sketch, rows.mT, rows @ columns)
                 self._diagonal += rows.square().sum(0, dtype=torch.float64)
 
     def _squares(self) -> Tensor:
         return self._diagonal
 
-    def _of(self, n: float, pivot: Tensor, total: Tensor, sums: dict[str, Tensor]) -> Moments:
-        return SketchedMoments.of_sums(n, pivot, total, **sums)
+    def _of(self, n: float, pivot: Tensor, total: Tensor, sums: dict[str, Tensor], kept: torch.dtype) -> Moments:
+        return SketchedMoments.of_sums(n, pivot, total, **sums, kept=kept)
 
     def _add_step_(self, sums: dict[str, Tensor], step: Tensor, sign: int) -> None:
         sketch, columns = sums["sketch"], self.signs
         half = self.total + self.n / 2 * step
         pair = torch.stack([half, step]).to(sketch.dtype)
         with full_precision():
-            sketch.addmm_(pair.mT, (pair @ columns).flip(0), alpha=sign)
+            sketch.addmm_(pair.mT, (pair @ columns.to(sketch.dtype)).flip(0), alpha=sign)
         sums["diagonal"].add_(2 * half * step, alpha=sign)
 
 
@@ -124,9 +144,11 @@ def sketched(moments: Moments, size: int) -> Moments:
         with full_precision():
             product = gram @ signs(len(gram), size, gram)
         sums = {"sketch": product, "diagonal": gram.diagonal().double()}
-    return SketchedMoments.of_sums(moments.n, moments.pivot, moments.total, **sums)
+    return SketchedMoments.of_sums(moments.n, moments.pivot, moments.total, **sums, kept=moments.kept)
 
 
-def moments_of(n: float, pivot: Tensor, total: Tensor, sums: dict[str, Tensor]) -> Moments:
+def moments_of(
+    n: float, pivot: Tensor, total: Tensor, sums: dict[str, Tensor], kept: torch.dtype | None = None
+) -> Moments:
     """Moments, or a sketch, from sums about a pivot as `Moments.sums` names them."""
-    return (SketchedMoments.of_sums if "sketch" in sums else Moments.build)(n, pivot, total, **sums)
+    return (SketchedMoments.of_sums if "sketch" in sums else Moments.build)(n, pivot, total, **sums, kept=kept)

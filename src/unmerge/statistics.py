@@ -51,7 +51,8 @@ class Statistics:
         first: dict[int, str] = {}
         leaders = {name: first.setdefault(id(layer), name) for name, layer in self.layers.items()}
         shared = {name: leader for name, leader in leaders.items() if leader != name}
-        return Probe(set(self.layers), leader=shared, shift_to=dict(self.shift_to), head=self.head)
+        pivots = {name: layer.moments.pivot for name, layer in self.layers.items()}
+        return Probe(set(self.layers), leader=shared, shift_to=dict(self.shift_to), head=self.head, pivots=pivots)
 
     def __repr__(self) -> str:
         classes = f", {len(self.classes)} classes" if self.classes else ""

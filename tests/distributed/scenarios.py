@@ -27,7 +27,7 @@ from torch.utils.data import (
 
 import unmerge
 from decoders import decoder, padded, sentences
-from networks import Batch, batched, cnn, mlp, samples
+from networks import Batch, batched, cnn, hf_vit, mlp, samples
 from unmerge import Recipe, Statistics, collect, distributed, fit, messages, reduction, search_alpha
 from unmerge.distributed import OwnShare
 from unmerge.errors import RankError
@@ -41,8 +41,8 @@ from unmerge.sketching import SketchedMoments
 LABELS = [0, 1, 2, 3, 1, 2, 0, 3, 3, 1, 2, 0, 1, 1, 2, 3, 0]  # 17: no number of processes divides it
 
 
-def images(labels: list[int] = LABELS, seed: int = 0) -> Batch:
-    return samples((3, 6, 6), labels, seed=seed, apart=1.5)
+def images(labels: list[int] = LABELS, seed: int = 0, side: int = 6) -> Batch:
+    return samples((3, side, side), labels, seed=seed, apart=1.5)
 
 
 def dataset() -> Dataset[Any]:
@@ -233,17 +233,55 @@ def classes_of_one_process_each() -> dict[str, Any]:
 # Whole requests.
 
 
-def request() -> tuple[list[Batch], list[Batch]]:
-    return batched(images([1] * 7), 2), batched(images([0, 2, 3] * 8, seed=4), 5)
+def request(side: int = 6) -> tuple[list[Batch], list[Batch]]:
+    return batched(images([1] * 7, side=side), 2), batched(images([0, 2, 3] * 8, seed=4, side=side), 5)
 
 
 def an_edit() -> dict[str, Tensor]:
     return tensors(fit(cnn(), *request(), init="zero", recipe=Recipe(skip_layers=0)))
 
 
-def an_edit_in_single_precision() -> dict[str, Tensor]:
+RECIPES = {
+    "default": Recipe(),
+    "edited head": Recipe(head="edit"),
+    **{
+        basis: Recipe(basis=basis, head="edit")
+        for basis in ("lda", "private-mean", "contrastive", "pca", "deflated-pca")
+    },
+    **{f"paper's {basis}": Recipe.paper(basis) for basis in ("pca", "cav-class", "cav-kmeans")},
+}
+
+
+def edits_in_single_precision() -> dict[str, Any]:
+    """By every basis, of inputs that vary in some directions much less than in others."""
+    found: dict[str, Any] = {}
+    for name, recipe in RECIPES.items():
+        edit = fit(mlp((40, 32, 24, 5), torch.float32), *_uneven(), init="zero", recipe=recipe.but(skip_layers=0))
+        found[name] = tensors(edit)
+    return found
+
+
+def edits_of_convolutions_in_single_precision() -> dict[str, Any]:
     forget, retain = ([_single(batch) for batch in part] for part in request())
-    return tensors(fit(cnn(dtype=torch.float32), forget, retain, init="zero", recipe=Recipe(skip_layers=0)))
+    found: dict[str, Any] = {}
+    for name in ("default", "edited head", "contrastive", "paper's pca"):
+        model, recipe = cnn(width=16, dtype=torch.float32), RECIPES[name].but(skip_layers=0)
+        found[name] = tensors(fit(model, forget, retain, init="zero", recipe=recipe))
+    return found
+
+
+def edits_of_transformers_in_single_precision() -> dict[str, Any]:
+    found: dict[str, Any] = {kind: _edit_of_decoder(kind, torch.float32, split=False) for kind in ("gpt2", "mixtral")}
+    forget, retain = ([_single(batch) for batch in part] for part in request(side=8))
+    edit = fit(hf_vit(torch.float32, classes=4), forget, retain, init="zero", recipe=Recipe(skip_layers=0))
+    return found | {"vit": tensors(edit)}
+
+
+def a_sketched_edit_in_single_precision() -> dict[str, Any]:
+    model = mlp((40, 300, 5), torch.float32)
+    edit = fit(model, *_uneven(), init="zero", recipe=Recipe(layers=["2"], head="edit"), memory="6MB")
+    assert edit.provenance["plan"]["sketches"]
+    return tensors(edit)
 
 
 def the_same_bits() -> dict[str, Tensor]:
@@ -359,8 +397,7 @@ def sharded_decoders() -> dict[str, Any]:
 
 
 def sharded_decoders_in_single_precision() -> dict[str, Any]:
-    """With a ridge that conditions the problem: rounding is multiplied by what the matrix loses in inverting."""
-    return {kind: _edit_of_decoder(kind, torch.float32, ridge=1.0) for kind in ("gpt2", "mixtral")}
+    return {kind: _edit_of_decoder(kind, torch.float32) for kind in ("gpt2", "mixtral")}
 
 
 # A language model.
@@ -513,6 +550,16 @@ def _single(batch: Batch) -> Batch:
     return batch[0].float(), batch[1]
 
 
+def _uneven() -> tuple[list[Batch], list[Batch]]:
+    """Batches to forget and to retain."""
+    scale = torch.logspace(0, -3, 40)
+    parts = samples((40,), [1, 4] * 75, seed=2), samples((40,), [0, 2, 3] * 150, seed=3)
+    forget, retain = (
+        [((inputs.float() + 1) * scale, labels) for inputs, labels in batched(part, 20)] for part in parts
+    )
+    return forget, retain
+
+
 def _flat(parts: tuple[list[Batch], list[Batch]]) -> list[list[Batch]]:
     return [[(inputs.flatten(1)[:, :6].contiguous(), labels) for inputs, labels in part] for part in parts]
 
@@ -542,10 +589,10 @@ def _blocks(seed: int = 0, split: bool = True) -> nn.Module:
     return model
 
 
-def _edit_of_decoder(kind: str, dtype: torch.dtype, **knobs: Any) -> dict[str, Tensor]:
+def _edit_of_decoder(kind: str, dtype: torch.dtype, split: bool = True) -> dict[str, Tensor]:
     """The edit of a decoder, in several processes with its blocks spread over them."""
     model, initial = decoder(kind, dtype=dtype), decoder(kind, dtype=dtype, seed=1)
-    if distributed.size() > 1:
+    if split and distributed.size() > 1:
         from torch.distributed.fsdp import fully_shard
 
         for block in model.transformer.h if kind == "gpt2" else model.model.layers:  # type: ignore[union-attr]
@@ -553,7 +600,7 @@ def _edit_of_decoder(kind: str, dtype: torch.dtype, **knobs: Any) -> dict[str, T
         fully_shard(model)
     forget = [padded(sentences([7, 5, 9, 6], seed=seed, high=12)) for seed in range(6)]
     retain = [padded(sentences([8, 9, 6, 7], seed=100 + seed)) for seed in range(13)]
-    recipe = Recipe(skip_layers=0, **knobs)
+    recipe = Recipe(skip_layers=0)
     return tensors(fit(model, forget, retain, init=initial, recipe=recipe, check_init=False, on_verdict="ignore"))
 
 

@@ -32,7 +32,6 @@ DATA = [
 ]
 REQUESTS = [
     "an_edit",
-    "an_edit_in_single_precision",
     "an_edit_with_a_verdict",
     "kmeans",
     "within_memory",
@@ -41,8 +40,14 @@ REQUESTS = [
     "recalibrated",
     "evaluated",
     "sharded",
-    "sharded_decoders_in_single_precision",
     "answers",
+]
+SINGLE = [
+    "edits_in_single_precision",
+    "edits_of_convolutions_in_single_precision",
+    "edits_of_transformers_in_single_precision",
+    "a_sketched_edit_in_single_precision",
+    "sharded_decoders_in_single_precision",
 ]
 ALIKE = ["the_same_bits", "a_verdict_of_dealt_samples"]
 WRONG = {
@@ -64,9 +69,9 @@ WRONG = {
     "endless": "had not ended",
 }
 DOUBLE = ["an_edit", "sharded_decoders"]
-NAMES = [*DATA, *REQUESTS, "sharded_decoders", *ALIKE, *WRONG, "written", "by_itself", "an_end"]
+NAMES = [*DATA, *REQUESTS, *SINGLE, "sharded_decoders", *ALIKE, *WRONG, "written", "by_itself", "an_end"]
 # Three processes do what differs from two: shares that no two processes cover, and uneven parts of a weight.
-NAMES_OF_THREE = [*(name for name in DATA if name != "accelerated"), "an_edit", "sharded"]
+NAMES_OF_THREE = [*(name for name in DATA if name != "accelerated"), *SINGLE, "an_edit", "sharded"]
 NAMES_OF_THREE += ["one_failure", "dealt_with_repetition", "an_end"]
 
 
@@ -106,6 +111,15 @@ def test_several_processes_give_what_one_gives(found, alone, name):
         check_close(own, expected, 1e-5)
 
 
+@of(SINGLE)
+def test_in_single_precision_every_recipe_gives_the_edit_of_one_process(found, alone, name):
+    """All is the same but for the last bit of a sum, here and there."""
+    expected = alone(name)
+    assert not isinstance(expected, str), expected
+    for own in found:
+        check_close(own, expected, 1e-6)
+
+
 @of(DOUBLE)
 def test_in_double_precision_the_edit_is_that_of_one_process(found, alone, name):
     expected = alone(name)
@@ -114,7 +128,7 @@ def test_in_double_precision_the_edit_is_that_of_one_process(found, alone, name)
         check_close(own, expected, 1e-9)
 
 
-@of([*DATA, *REQUESTS, "sharded_decoders", *ALIKE])
+@of([*DATA, *REQUESTS, *SINGLE, "sharded_decoders", *ALIKE])
 def test_every_process_ends_with_the_same_bits(found, name):
     for own in found[1:]:
         check_close(own, found[0], 0.0)

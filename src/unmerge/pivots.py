@@ -1,0 +1,29 @@
+"""The point near some rows about which their sums are taken."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_MEAN_TO_DEVIATION = 10.0
+
+
+def pivot_of(rows: Tensor) -> Tensor:
+    """The point about which sums over such rows are taken: with |mean| >> deviation raw sums cancel to noise.
+
+    In the rows' own type, so that nearby values subtract without error.
+    """
+    wide = torch.promote_types(rows.dtype, torch.float32)
+    pivot = rows.mean(-2, dtype=wide).to(rows.dtype)
+    if rows.dtype == wide:
+        return pivot
+    # Half-precision rows multiply without error as they are; a shift where none is needed would round them.
+    return torch.where(mean_dominates(rows), pivot, torch.zeros_like(pivot))
+
+
+def mean_dominates(rows: Tensor) -> Tensor:
+    """In which channels the mean is so much larger than the deviation that float32 sums need a pivot."""
+    some = rows[..., :4096, :].float()
+    mean, deviation = some.mean(-2), some.std(-2, correction=0)
+    # A channel that never changes has no deviation to lose.
+    return (mean.abs() > _MEAN_TO_DEVIATION * deviation) & (deviation > 0)
