@@ -7,20 +7,24 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from unmerge import bases, geometry
+from unmerge import geometry
 from unmerge.accumulation import LayerStatistics
 from unmerge.chosen import ChosenSamples
 from unmerge.collection import View, collect, view_of
 from unmerge.costs import CONTROL_GROUPS
+from unmerge.eigen import top_eigenpairs
 from unmerge.errors import StatisticsError
 from unmerge.moments import Moments
+from unmerge.orthonormal import NOISE
 from unmerge.pools import Pools
 from unmerge.request import Request
+from unmerge.scatters import Scatter
 from unmerge.statistics import Statistics
 
 RANK = 16  # of the PCA bases, whatever the recipe: S depends on the basis
+_STEPS = 11  # of their iteration: the noise of a flat spectrum has no directions that S would need
 _TINY = torch.finfo(torch.float64).tiny
 
 
@@ -51,18 +55,52 @@ def rank_for(features: int) -> int:
 
 def separability(groups: list[Pools]) -> Separability:
     """Of one layer, averaged over its groups."""
-    parts = []
+    return compared(groups)[0]
+
+
+def compared(groups: list[Pools]) -> tuple[Separability, list[Tensor]]:
+    """Of one layer, averaged over its groups, and the leading retain directions of each."""
+    parts, found = [], []
     for pools in groups:
-        rank = rank_for(pools.width)
-        forget_scatter = pools.forget.scatter
-        forget_basis = bases.pca(forget_scatter, rank)
-        retain_basis = bases.pca(pools.retain_scatter, rank)
-        overlap = geometry.overlaps(forget_basis, retain_basis)
-        share = geometry.captured_share(forget_scatter, forget_basis)
-        if pools.coordinates is not None:
-            share = share * pools.coordinates.shares["forget"]
-        parts.append(torch.stack([share, overlap.mean() if len(overlap) else share.new_ones(())]))
+        part, retain_basis = _of_group(pools, Scatter.of(pools.retain))
+        parts.append(part)
+        found.append(retain_basis)
+    return Separability(*torch.stack(parts).mean(0).tolist()), found
+
+
+def of_control(request: Request, control: Statistics, layer: str, retain_bases: list[Tensor]) -> Separability:
+    """That of one layer with a control in the place of the forget set, and all else retained.
+
+    retain_bases: as `compared` found them for the request, from which those of the rest are not far.
+    """
+    if request.statistics[layer].sketch is not None:
+        return separability(control_request(request.only(layer), control.only(layer)).pools(layer))
+    control = control.only(layer).beside(request.statistics.only(layer))
+    drawn = replace(request.only(layer), forget=control).pools(layer)
+    parts = []
+    for own, pools, start in zip(request.pools(layer), drawn, retain_bases, strict=True):
+        rest = Scatter.of(own.forget) + Scatter.of(own.retain) - Scatter.of(pools.forget)
+        parts.append(_of_group(pools, rest, start)[0])
     return Separability(*torch.stack(parts).mean(0).tolist())
+
+
+def _of_group(pools: Pools, retain: Scatter, start: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Captured variance and overlap, and the leading retain directions."""
+    rank, forget = rank_for(pools.width), pools.forget
+    values, forget_basis = _leading(Scatter.of(forget), rank, seed=0)
+    retain_basis = _leading(retain, rank, seed=1, start=start)[1]
+    overlap = geometry.overlaps(forget_basis, retain_basis)
+    share = values.sum() / (forget.n * forget.variance.sum()).clamp_min(_TINY)
+    if pools.coordinates is not None:
+        share = share * pools.coordinates.shares["forget"]
+    return torch.stack([share, overlap.mean() if len(overlap) else share.new_ones(())]), retain_basis
+
+
+def _leading(scatter: Scatter, rank: int, seed: int, start: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The leading eigenvalues and eigenvectors, at most as many as have variance."""
+    values, vectors = top_eigenpairs(scatter.__matmul__, rank, scatter.like, start, _STEPS, seed)
+    kept = (values > 0) & (values > NOISE[scatter.like.dtype] * values[:1])
+    return values[kept], vectors[:, kept]
 
 
 def mean_separability(layers: Iterable[Separability]) -> float:

@@ -16,11 +16,11 @@ from unmerge.request import Request
 from unmerge.separability import (
     Control,
     Separability,
-    control_request,
+    compared,
     mean_separability,
     mean_shift,
+    of_control,
     random_control,
-    separability,
 )
 from unmerge.statistics import Statistics
 
@@ -128,11 +128,10 @@ class Evidence:
         return self
 
     def _measure(self, request: Request, control: Control | None, name: str) -> None:
-        self.layers[name] = separability(request.pools(name))
+        self.layers[name], retain_bases = compared(request.pools(name))
         self.shifts[name] = mean_shift(request.pools_as_counted(name))
         if control is not None and name in control.statistics.layers:
-            others = control_request(request.only(name), control.statistics.only(name))
-            self.control[name] = separability(others.pools(name))
+            self.control[name] = of_control(request, control.statistics, name, retain_bases)
 
     def verdict(self) -> Verdict:
         return verdict_of(self.layers, self.control, self.shifts, self.samples, self.expected)
