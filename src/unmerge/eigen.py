@@ -52,11 +52,15 @@ def top_eigenpairs(
             found = found or _iterated(multiply, rank, like, start, most, seed)
             if found is not None:
                 return found
-        if not isinstance(matrix, Tensor):
-            matrix = multiply(torch.eye(size, dtype=like.dtype, device=like.device))
-        symmetric = matrix.double()
-        values, vectors = torch.linalg.eigh((symmetric + symmetric.mT) / 2)
+        values, vectors = torch.linalg.eigh(_dense(matrix, like))
         return values[-rank:].flip(0), vectors[:, -rank:].flip(1)
+
+
+def _dense(matrix: Tensor | Product, like: Tensor) -> Tensor:
+    """The matrix itself in float64, symmetric to the last digit."""
+    if not isinstance(matrix, Tensor):
+        matrix = matrix(torch.eye(like.shape[-1], dtype=like.dtype, device=like.device))
+    return (matrix.double() + matrix.mT).div_(2)
 
 
 def captured(matrix: Tensor, basis: Tensor) -> Tensor:
@@ -158,7 +162,7 @@ def _orthonormal(block: Tensor) -> Tensor:
 
 def _is_rounding(products: Tensor) -> bool:
     """Whether inner products of unit columns are as small as rounding leaves them, and no NaN."""
-    return bool(products.abs().max() <= 100 * torch.finfo(products.dtype).eps)
+    return bool(products.abs().max() <= max(100 * torch.finfo(products.dtype).eps, 1e-11))
 
 
 def _symmetric(columns: list[Tensor]) -> Tensor:
