@@ -55,52 +55,46 @@ def rank_for(features: int) -> int:
 
 def separability(groups: list[Pools]) -> Separability:
     """Of one layer, averaged over its groups."""
-    return compared(groups)[0]
+    return _mean([_of_group(pools, Scatter.of(pools.retain)) for pools in groups])
 
 
-def compared(groups: list[Pools]) -> tuple[Separability, list[Tensor]]:
-    """Of one layer, averaged over its groups, and the leading retain directions of each."""
-    parts, found = [], []
-    for pools in groups:
-        part, retain_basis = _of_group(pools, Scatter.of(pools.retain))
-        parts.append(part)
-        found.append(retain_basis)
-    return Separability(*torch.stack(parts).mean(0).tolist()), found
-
-
-def of_control(request: Request, control: Statistics, layer: str, retain_bases: list[Tensor]) -> Separability:
+def control_separability(request: Request, control: Statistics, layer: str) -> Separability:
     """That of one layer with a control in the place of the forget set, and all else retained.
 
-    retain_bases: as `compared` found them for the request, from which those of the rest are not far.
+    The same as by way of `control_request`, whose statistics would take the memory of as many Grams again.
     """
+    request, control = request.only(layer), control.only(layer)
     if request.statistics[layer].sketch is not None:
-        return separability(control_request(request.only(layer), control.only(layer)).pools(layer))
-    control = control.only(layer).beside(request.statistics.only(layer))
-    drawn = replace(request.only(layer), forget=control).pools(layer)
+        return separability(control_request(request, control).pools(layer))
+    drawn = replace(request, forget=control.beside(request.statistics)).pools(layer)
     parts = []
-    for own, pools, start in zip(request.pools(layer), drawn, retain_bases, strict=True):
-        rest = Scatter.of(own.forget) + Scatter.of(own.retain) - Scatter.of(pools.forget)
-        parts.append(_of_group(pools, rest, start)[0])
-    return Separability(*torch.stack(parts).mean(0).tolist())
+    for pools, others in zip(drawn, request.pools(layer), strict=True):
+        rest = Scatter.of(others.forget) + Scatter.of(others.retain) - Scatter.of(pools.forget)
+        parts.append(_of_group(pools, rest))
+    return _mean(parts)
 
 
-def _of_group(pools: Pools, retain: Scatter, start: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Captured variance and overlap, and the leading retain directions."""
+def _of_group(pools: Pools, retain: Scatter) -> Tensor:
+    """Captured variance and overlap of one group."""
     rank, forget = rank_for(pools.width), pools.forget
     values, forget_basis = _leading(Scatter.of(forget), rank, seed=0)
-    retain_basis = _leading(retain, rank, seed=1, start=start)[1]
+    _, retain_basis = _leading(retain, rank, seed=1)
     overlap = geometry.overlaps(forget_basis, retain_basis)
     share = values.sum() / (forget.n * forget.variance.sum()).clamp_min(_TINY)
     if pools.coordinates is not None:
         share = share * pools.coordinates.shares["forget"]
-    return torch.stack([share, overlap.mean() if len(overlap) else share.new_ones(())]), retain_basis
+    return torch.stack([share, overlap.mean() if len(overlap) else share.new_ones(())])
 
 
-def _leading(scatter: Scatter, rank: int, seed: int, start: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def _leading(scatter: Scatter, rank: int, seed: int) -> tuple[Tensor, Tensor]:
     """The leading eigenvalues and eigenvectors, at most as many as have variance."""
-    values, vectors = top_eigenpairs(scatter.__matmul__, rank, scatter.like, start, _STEPS, seed)
+    values, vectors = top_eigenpairs(scatter.__matmul__, rank, scatter.like, most=_STEPS, seed=seed)
     kept = (values > 0) & (values > NOISE[scatter.like.dtype] * values[:1])
     return values[kept], vectors[:, kept]
+
+
+def _mean(parts: list[Tensor]) -> Separability:
+    return Separability(*torch.stack(parts).mean(0).tolist())
 
 
 def mean_separability(layers: Iterable[Separability]) -> float:

@@ -16,11 +16,11 @@ from unmerge.request import Request
 from unmerge.separability import (
     Control,
     Separability,
-    compared,
+    control_separability,
     mean_separability,
     mean_shift,
-    of_control,
     random_control,
+    separability,
 )
 from unmerge.statistics import Statistics
 
@@ -128,10 +128,10 @@ class Evidence:
         return self
 
     def _measure(self, request: Request, control: Control | None, name: str) -> None:
-        self.layers[name], retain_bases = compared(request.pools(name))
+        self.layers[name] = separability(request.pools(name))
         self.shifts[name] = mean_shift(request.pools_as_counted(name))
         if control is not None and name in control.statistics.layers:
-            self.control[name] = of_control(request, control.statistics, name, retain_bases)
+            self.control[name] = control_separability(request, control.statistics, name)
 
     def verdict(self) -> Verdict:
         return verdict_of(self.layers, self.control, self.shifts, self.samples, self.expected)
