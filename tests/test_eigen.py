@@ -182,3 +182,29 @@ def test_a_start_from_a_similar_matrix_needs_fewer_products_and_keeps_the_energy
     found = top_eigenpairs(counted("warm"), rank, like=rest, start=start)[1]
     assert products["warm"] < products["cold"]
     assert captured(rest, found) > 0.9999 * values[:rank].sum()
+
+
+@pytest.mark.parametrize("name", SPECTRA)
+def test_a_bound_on_the_steps_ends_flat_spectra_early_and_keeps_their_energy(name: str) -> None:
+    matrix, most = with_spectrum(SPECTRA[name]), 11
+    products = {"bounded": 0, "free": 0}
+
+    def counted(kind: str) -> Product:
+        def multiply(block: torch.Tensor) -> torch.Tensor:
+            products[kind] += 1
+            return matrix @ block
+
+        return multiply
+
+    values, vectors = top_eigenpairs(counted("bounded"), RANK, like=matrix, most=most)
+    top_eigenpairs(counted("free"), RANK, like=matrix)
+    assert products["bounded"] <= min(2 * most, products["free"])
+    assert is_orthonormal(vectors)
+    assert energy_share(matrix, vectors, SPECTRA[name]) > (0.998 if name in ("linear", "noise") else 0.9998)
+    assert torch.allclose(values.sum(), captured(matrix, vectors), rtol=1e-9)
+
+
+def test_two_seeds_leave_no_common_directions_where_all_are_alike() -> None:
+    bases = [top_eigenpairs(torch.eye(SIZE), 8, most=3, seed=seed)[1] for seed in (0, 0, 1)]
+    assert torch.equal(bases[0], bases[1])
+    assert (bases[0].T @ bases[2]).norm(dim=1).mean() < 3 * (8 / SIZE) ** 0.5

@@ -20,6 +20,7 @@ from unmerge.request import Request
 from unmerge.separability import (
     Separability,
     control_request,
+    control_separability,
     mean_separability,
     mean_shift,
     random_control,
@@ -125,9 +126,28 @@ def test_a_control_stands_in_the_place_of_the_forget_set(kind: str, subtracted: 
     lost, kept = (reference.layer_inputs(model, [layer], *part)[layer].groups for part in (drawn, rest))
     expected = [direct(*rows, rank_for(rows[0].shape[1])) for rows in zip(lost, kept, strict=True)]
     captured, overlap = (sum(values) / len(expected) for values in zip(*expected, strict=True))
-    measured = separability(found.pools(layer))
-    assert measured.captured == pytest.approx(captured, rel=1e-6)
-    assert measured.overlap == pytest.approx(overlap, rel=1e-6)
+    for measured in (separability(found.pools(layer)), control_separability(asked, control, layer)):
+        assert measured.captured == pytest.approx(captured, rel=1e-6)
+        assert measured.overlap == pytest.approx(overlap, rel=1e-6)
+
+
+@pytest.mark.parametrize(("decay", "within"), [(1.0, 3e-4), (0.3, 3e-4), (0.0, 3e-3)])
+def test_iterated_directions_of_wide_inputs_give_the_same_numbers_as_all_rows(decay: float, within: float) -> None:
+    """However flat the spectrum is: 0.0 is noise, of which no direction is more than another."""
+    features, generator = 1100, torch.Generator().manual_seed(0)
+    model = nn.Sequential(nn.Linear(features, 2))
+    spread = (1 + torch.arange(features)) ** (-decay / 2)
+    forget, retain = (torch.randn(count, features, generator=generator) * spread for count in (900, 2700))
+    forget = forget.roll(5, 1) + 0.1 * spread
+    labels = torch.zeros(2700, dtype=torch.int64)
+    asked = collected(model, (forget, labels[:900]), (retain, labels), 900)
+    control = unmerge.collect(model, [retain[:900]])
+    found, random = separability(asked.pools("0")), control_separability(asked, control, "0")
+    rest = torch.cat([forget, retain[900:]])
+    for measured, rows in ((found, (forget, retain)), (random, (retain[:900], rest))):
+        captured, overlap = direct(rows[0].double(), rows[1].double(), 16)
+        assert measured.captured == pytest.approx(captured, rel=within)
+        assert measured.score == pytest.approx(captured * (1 - overlap), rel=within)
 
 
 def test_a_control_may_be_labelled_when_only_one_part_of_the_request_is() -> None:

@@ -7,13 +7,15 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
+from unmerge.eigen import EXACT_UP_TO
 from unmerge.layers import device_of_layer, layer_of, weight_matrix
 from unmerge.recipe import Recipe
 
 # Bytes a square of the input's width that the linear algebra of a layer holds beside its statistics, measured.
 _WORKING = {"deflated-pca": 56}
 _WORKING_OTHERS = 40
-_VERDICT = 28
+_VERDICT = 4  # the mirrored half of a Gram, before its products are taken
+_VERDICT_NARROW = 36  # of inputs so narrow, or coordinates of a sketch, that all eigenvectors are found
 _CLUSTER = {"cav-class": 4, "cav-kmeans": 16}  # and this many more for each class or cluster
 _TASK_VECTOR = 16  # bytes an entry of the weight, while its coefficients are found
 CONTROL_GROUPS = 16  # of random samples, whose means tell how far apart those of random samples lie
@@ -156,9 +158,12 @@ class _Layers:
         factor = _WORKING.get(self._recipe.basis, _WORKING_OTHERS) + self._clusters * _CLUSTER.get(
             self._recipe.basis, 0
         )
-        judging = square * _VERDICT if grams.reading > grams.solving else 0
+        is_narrow = sketch is not None or width <= max(EXACT_UP_TO.values())
+        judging = square * (_VERDICT_NARROW if is_narrow else _VERDICT) + _KRYLOV * width
         working = square * factor + _KRYLOV * width
         if sketch is not None:
-            judging = 2 * span + 3 * gram + square * (_VERDICT + 4 * grams.reading) if judging else 0
+            judging += 2 * span + 3 * gram + 4 * square * grams.reading
             working += 2 * span + gram + 4 * square * grams.solving
+        if grams.reading == grams.solving:  # without a verdict
+            judging = 0
         return replace(statistics, judging=judging, working=max(working, _TASK_VECTOR * self._entries))

@@ -24,12 +24,19 @@ Product = Callable[[Tensor], Tensor]
 
 
 def top_eigenpairs(
-    matrix: Tensor | Product, rank: int, like: Tensor | None = None, start: Tensor | None = None
+    matrix: Tensor | Product,
+    rank: int,
+    like: Tensor | None = None,
+    start: Tensor | None = None,
+    most: int | None = None,
+    seed: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """The `rank` largest eigenvalues, descending, and their eigenvectors (d, rank), both float64.
 
     The matrix may be given as a product with (d, k) blocks; `like` is then a (d, d) tensor of its device and type.
     start: the leading eigenvectors of a similar matrix, from which few steps are needed.
+    most: steps of the iteration, after which it ends with the directions that a flat spectrum has shown by then. They
+    depend on the random start: bases that are compared need two, by their `seed`.
     """
     multiply: Product = matrix.__matmul__ if isinstance(matrix, Tensor) else matrix
     like = matrix if isinstance(matrix, Tensor) else like
@@ -41,15 +48,19 @@ def top_eigenpairs(
     with full_precision():
         kind = like.device.type
         if size > EXACT_UP_TO.get(kind, 1024) and _FOR_EACH.get(kind, 4) * rank <= size:
-            found = swept(multiply, rank, like, start) if like.is_cuda else None
-            found = found or _iterated(multiply, rank, like, start)
+            found = swept(multiply, rank, like, start) if like.is_cuda and most is None else None
+            found = found or _iterated(multiply, rank, like, start, most, seed)
             if found is not None:
                 return found
-        if not isinstance(matrix, Tensor):
-            matrix = multiply(torch.eye(size, dtype=like.dtype, device=like.device))
-        symmetric = matrix.double()
-        values, vectors = torch.linalg.eigh((symmetric + symmetric.mT) / 2)
+        values, vectors = torch.linalg.eigh(_dense(matrix, like))
         return values[-rank:].flip(0), vectors[:, -rank:].flip(1)
+
+
+def _dense(matrix: Tensor | Product, like: Tensor) -> Tensor:
+    """The matrix itself in float64, symmetric to the last digit."""
+    if not isinstance(matrix, Tensor):
+        matrix = matrix(torch.eye(like.shape[-1], dtype=like.dtype, device=like.device))
+    return (matrix.double() + matrix.mT).div_(2)
 
 
 def captured(matrix: Tensor, basis: Tensor) -> Tensor:
@@ -82,40 +93,41 @@ def swept(multiply: Product, rank: int, like: Tensor, start: Tensor | None = Non
     return values[-rank:].flip(0).to(like.device), orthonormal_columns(vectors)
 
 
-def _iterated(multiply: Product, rank: int, like: Tensor, start: Tensor | None) -> tuple[Tensor, Tensor] | None:
+def _iterated(
+    multiply: Product, rank: int, like: Tensor, start: Tensor | None, most: int | None, seed: int
+) -> tuple[Tensor, Tensor] | None:
     """Block Krylov iteration in the squared matrix with restarts; None when the captured energy does not settle."""
     width = rank + max(8, rank // 4)
-    longest = max(8, _COLUMNS // width)  # blocks before a restart
-    block = _start(like.shape[-1], width).to(like.device, like.dtype)
+    longest = most or max(8, _COLUMNS // width)  # blocks before a restart
+    block = _start(like.shape[-1], width, seed).to(like.device, like.dtype)
     if start is not None:
         # Some columns stay random, for directions that only this matrix has.
         block = torch.cat([start[:, : rank + 4].to(like.dtype), block], dim=1)[:, :width]
-    block = torch.linalg.qr(block)[0]
+    block = _orthonormal(block)
     for _ in range(_RESTARTS):
         basis, columns = block, []
         energies: list[tuple[int, float]] = []  # after how many steps, and how much
         for step in range(1, longest + 1):
             image = multiply(block)
-            columns.append(basis.mT @ image)
-            found = step in _LOOKS or step == longest
-            if found:
-                values, rotation = torch.linalg.eigh(_symmetric(columns))
-                energies.append((step, values[-rank:].sum().item()))
+            columns.append((basis.mT @ image).double().cpu())
+            found = step == most
+            if not found and (step in _LOOKS or step == longest):
+                energies.append((step, torch.linalg.eigvalsh(_symmetric(columns))[-rank:].sum().item()))
                 found = _still_to_gain(energies) <= _TOLERANCE * abs(energies[-1][1])
             if not found and step < longest:
                 # Two products a step: the orthogonalisation costs more. Scaled, so that nothing overflows.
                 block = multiply(image / image.norm().clamp_min(torch.finfo(image.dtype).tiny))
                 rest = block - basis @ (basis.mT @ block)
                 found = bool(rest.norm() <= 1000 * torch.finfo(rest.dtype).eps * block.norm())  # nothing is left
-                if found and energies[-1][0] < step:
-                    values, rotation = torch.linalg.eigh(_symmetric(columns))
+            if found or step == longest:
+                values, rotation = torch.linalg.eigh(_symmetric(columns))
             if found:
                 vectors = basis.double() @ rotation[:, -rank:].flip(1).to(like.device)
-                return values[-rank:].flip(0).to(like.device), torch.linalg.qr(vectors)[0]
+                return values[-rank:].flip(0).to(like.device), _orthonormal(vectors)
             if step < longest:
                 block = _orthonormal_rest(basis, rest)
                 basis = torch.cat([basis, block], dim=1)
-        block = torch.linalg.qr(basis @ rotation[:, -width:].to(basis.device, basis.dtype))[0]
+        block = _orthonormal(basis @ rotation[:, -width:].to(basis.device, basis.dtype))
     return None
 
 
@@ -133,16 +145,29 @@ def _still_to_gain(energies: list[tuple[int, float]]) -> float:
 
 def _orthonormal_rest(basis: Tensor, rest: Tensor) -> Tensor:
     """An orthonormal block of what the basis does not hold."""
-    block = torch.linalg.qr(rest)[0]
+    block = _orthonormal(rest)
     left = basis.mT @ block
     # Where the basis held nearly all, rounding of the size of the block is left.
-    again = left.abs().max() > 100 * torch.finfo(block.dtype).eps
-    return torch.linalg.qr(block - basis @ left)[0] if again else block
+    return block if _is_rounding(left) else _orthonormal(block - basis @ left)
+
+
+def _orthonormal(block: Tensor) -> Tensor:
+    """An orthonormal basis of the span of some columns, dependent or not."""
+    found = orthonormal_columns(block)
+    if not found.is_cuda:
+        return found
+    identity = torch.eye(found.shape[1], dtype=found.dtype, device=found.device)
+    return found if _is_rounding(found.mT @ found - identity) else torch.linalg.qr(block)[0]
+
+
+def _is_rounding(products: Tensor) -> bool:
+    """Whether inner products of unit columns are as small as rounding leaves them, and no NaN."""
+    return bool(products.abs().max() <= max(100 * torch.finfo(products.dtype).eps, 1e-11))
 
 
 def _symmetric(columns: list[Tensor]) -> Tensor:
-    """The projected matrix from its block columns, each down to the diagonal, on the CPU."""
-    # So small a problem is solved faster there than on a GPU, and the answer is needed there.
+    """The projected matrix from its block columns, each down to the diagonal."""
+    # So small a problem is solved faster on the CPU than on a GPU, and the answer is needed there.
     size = columns[-1].shape[0]
     full = torch.zeros(size, size, dtype=torch.float64)
     for column in columns:
@@ -153,6 +178,6 @@ def _symmetric(columns: list[Tensor]) -> Tensor:
 
 
 @lru_cache(maxsize=8)
-def _start(size: int, columns: int) -> Tensor:
+def _start(size: int, columns: int, seed: int = 0) -> Tensor:
     """The same random block on every device."""
-    return torch.randn(size, columns, generator=torch.Generator().manual_seed(0))
+    return torch.randn(size, columns, generator=torch.Generator().manual_seed(seed))

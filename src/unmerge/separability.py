@@ -7,20 +7,24 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from unmerge import bases, geometry
+from unmerge import geometry
 from unmerge.accumulation import LayerStatistics
 from unmerge.chosen import ChosenSamples
 from unmerge.collection import View, collect, view_of
 from unmerge.costs import CONTROL_GROUPS
+from unmerge.eigen import top_eigenpairs
 from unmerge.errors import StatisticsError
 from unmerge.moments import Moments
+from unmerge.orthonormal import NOISE
 from unmerge.pools import Pools
 from unmerge.request import Request
+from unmerge.scatters import Scatter
 from unmerge.statistics import Statistics
 
 RANK = 16  # of the PCA bases, whatever the recipe: S depends on the basis
+_STEPS = 11  # of their iteration: the noise of a flat spectrum has no directions that S would need
 _TINY = torch.finfo(torch.float64).tiny
 
 
@@ -51,17 +55,45 @@ def rank_for(features: int) -> int:
 
 def separability(groups: list[Pools]) -> Separability:
     """Of one layer, averaged over its groups."""
+    return _mean([_of_group(pools, Scatter.of(pools.retain)) for pools in groups])
+
+
+def control_separability(request: Request, control: Statistics, layer: str) -> Separability:
+    """That of one layer with a control in the place of the forget set, and all else retained.
+
+    The same as by way of `control_request`, whose statistics would take the memory of as many Grams again.
+    """
+    request, control = request.only(layer), control.only(layer)
+    if request.statistics[layer].sketch is not None:
+        return separability(control_request(request, control).pools(layer))
+    drawn = replace(request, forget=control.beside(request.statistics)).pools(layer)
     parts = []
-    for pools in groups:
-        rank = rank_for(pools.width)
-        forget_scatter = pools.forget.scatter
-        forget_basis = bases.pca(forget_scatter, rank)
-        retain_basis = bases.pca(pools.retain_scatter, rank)
-        overlap = geometry.overlaps(forget_basis, retain_basis)
-        share = geometry.captured_share(forget_scatter, forget_basis)
-        if pools.coordinates is not None:
-            share = share * pools.coordinates.shares["forget"]
-        parts.append(torch.stack([share, overlap.mean() if len(overlap) else share.new_ones(())]))
+    for pools, others in zip(drawn, request.pools(layer), strict=True):
+        rest = Scatter.of(others.forget) + Scatter.of(others.retain) - Scatter.of(pools.forget)
+        parts.append(_of_group(pools, rest))
+    return _mean(parts)
+
+
+def _of_group(pools: Pools, retain: Scatter) -> Tensor:
+    """Captured variance and overlap of one group."""
+    rank, forget = rank_for(pools.width), pools.forget
+    values, forget_basis = _leading(Scatter.of(forget), rank, seed=0)
+    _, retain_basis = _leading(retain, rank, seed=1)
+    overlap = geometry.overlaps(forget_basis, retain_basis)
+    share = values.sum() / (forget.n * forget.variance.sum()).clamp_min(_TINY)
+    if pools.coordinates is not None:
+        share = share * pools.coordinates.shares["forget"]
+    return torch.stack([share, overlap.mean() if len(overlap) else share.new_ones(())])
+
+
+def _leading(scatter: Scatter, rank: int, seed: int) -> tuple[Tensor, Tensor]:
+    """The leading eigenvalues and eigenvectors, at most as many as have variance."""
+    values, vectors = top_eigenpairs(scatter.__matmul__, rank, scatter.like, most=_STEPS, seed=seed)
+    kept = (values > 0) & (values > NOISE[scatter.like.dtype] * values[:1])
+    return values[kept], vectors[:, kept]
+
+
+def _mean(parts: list[Tensor]) -> Separability:
     return Separability(*torch.stack(parts).mean(0).tolist())
 
 

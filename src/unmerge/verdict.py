@@ -16,7 +16,7 @@ from unmerge.request import Request
 from unmerge.separability import (
     Control,
     Separability,
-    control_request,
+    control_separability,
     mean_separability,
     mean_shift,
     random_control,
@@ -131,8 +131,7 @@ class Evidence:
         self.layers[name] = separability(request.pools(name))
         self.shifts[name] = mean_shift(request.pools_as_counted(name))
         if control is not None and name in control.statistics.layers:
-            others = control_request(request.only(name), control.statistics.only(name))
-            self.control[name] = separability(others.pools(name))
+            self.control[name] = control_separability(request, control.statistics, name)
 
     def verdict(self) -> Verdict:
         return verdict_of(self.layers, self.control, self.shifts, self.samples, self.expected)
