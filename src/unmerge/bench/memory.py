@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--memory", help="the bound, for example 20GB (default: by shape)")
     parser.add_argument("--layers", help="which layers are edited (default: by shape)")
-    parser.add_argument("--basis", default="contrastive", help="of the recipe (default: contrastive)")
+    parser.add_argument("--basis", default="wiener", help="of the recipe (default: wiener)")
     parser.add_argument("--pairs", type=int, help="texts in all (default: by shape)")
     parser.add_argument("--forget", type=int, help="texts to forget, a part of all (default: by shape)")
     parser.add_argument("--batch", type=int, help="texts a batch (default: by shape)")
