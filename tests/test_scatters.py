@@ -44,10 +44,13 @@ def test_products_are_those_of_the_rows(counts: tuple[int, int, int], features: 
         assert found.n == len(rows)
         torch.testing.assert_close(found.mean, rows.mean(0))
         torch.testing.assert_close(found @ block, direct(rows) @ block, rtol=1e-8, atol=1e-7)
+        torch.testing.assert_close(found.in_one() @ block, found @ block, rtol=1e-8, atol=1e-7)
+        assert len(found.in_one().grams) == 1
 
 
-def test_sums_hold_no_matrix_of_their_own() -> None:
+def test_sums_hold_no_matrix_of_their_own_until_they_are_asked_to() -> None:
     first, second = (Moments.of(rows_of(50, 40, seed, torch.float32)) for seed in (0, 1))
+    before = first.gram.clone()
     found = Scatter.of(first) + Scatter.of(second) - Scatter.of(first)
     assert [(sign, id(gram)) for sign, gram in found.grams] == [
         (1, id(first.gram)),
@@ -57,6 +60,8 @@ def test_sums_hold_no_matrix_of_their_own() -> None:
     assert found.columns.shape == (40, 5)
     image = found @ rows_of(40, 4, 0, torch.float32)
     assert image.dtype == found.like.dtype == torch.float32
+    found.in_one()
+    assert torch.equal(first.gram, before)
 
 
 def test_more_rows_than_there_are_cannot_be_taken_out() -> None:

@@ -14,7 +14,7 @@ from unmerge.recipe import Recipe
 # Bytes a square of the input's width that the linear algebra of a layer holds beside its statistics, measured.
 _WORKING = {"deflated-pca": 56}
 _WORKING_OTHERS = 40
-_VERDICT = 4  # the mirrored half of a Gram, before its products are taken
+_VERDICT = 4  # of a Gram whose halves are mirrored, and later of all inputs but the control's
 _VERDICT_NARROW = 36  # of inputs so narrow, or coordinates of a sketch, that all eigenvectors are found
 _CLUSTER = {"cav-class": 4, "cav-kmeans": 16}  # and this many more for each class or cluster
 _TASK_VECTOR = 16  # bytes an entry of the weight, while its coefficients are found

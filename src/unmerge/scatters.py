@@ -1,8 +1,8 @@
-"""Scatters that are known by their products with blocks: those of sums and differences, too, without a matrix more."""
+"""Scatters that are known by their products with blocks, and their sums and differences: none is formed."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -44,6 +44,14 @@ class Scatter:
 
     def __sub__(self, other: Scatter) -> Scatter:
         return self._joined(other, -1)
+
+    def in_one(self) -> Scatter:
+        """The same with a single Gram of its own: products then cost one each."""
+        (first, gram), *others = self.grams
+        total = gram * first
+        for sign, other in others:
+            total.add_(other, alpha=sign)
+        return replace(self, grams=((1, total),))
 
     def _joined(self, other: Scatter, sign: int) -> Scatter:
         """About the mean of all rows, or of those that are left."""

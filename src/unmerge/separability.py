@@ -61,7 +61,7 @@ def separability(groups: list[Pools]) -> Separability:
 def control_separability(request: Request, control: Statistics, layer: str) -> Separability:
     """That of one layer with a control in the place of the forget set, and all else retained.
 
-    The same as by way of `control_request`, whose statistics would take the memory of as many Grams again.
+    The same as by way of `control_request`, whose statistics would take the memory of several Grams more.
     """
     request, control = request.only(layer), control.only(layer)
     if request.statistics[layer].sketch is not None:
@@ -70,7 +70,7 @@ def control_separability(request: Request, control: Statistics, layer: str) -> S
     parts = []
     for pools, others in zip(drawn, request.pools(layer), strict=True):
         rest = Scatter.of(others.forget) + Scatter.of(others.retain) - Scatter.of(pools.forget)
-        parts.append(_of_group(pools, rest))
+        parts.append(_of_group(pools, rest.in_one()))
     return _mean(parts)
 
 
