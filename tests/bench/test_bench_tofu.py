@@ -245,6 +245,7 @@ def test_recorded_batches_have_few_widths_and_the_logits_of_the_model(monkeypatc
     assert recorded == [(4, 32), (4, 64)]
 
 
+@pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_recorded_training_is_the_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = [(entry.question, entry.answer) for entry in questions(30, about="author")]

@@ -16,6 +16,7 @@ from unmerge.files import load_weights, read_tensors
 from unmerge.statistics import Statistics
 
 KILLED = -9
+RANDOM = 13  # random times in each of the four tasks
 MODEL = ("--model", "tiny_models:build", "--weights", "w.safetensors")
 RUN = ("run", *MODEL, "--no-report", "--curve-samples", "20", "--overwrite")
 OLD_RUN = (*RUN, "--data", "other.npz", "--forget", "label=1")
@@ -23,19 +24,17 @@ NEW_RUN = (*RUN, "--data", "digits.npz", "--forget", "label=3")
 COLLECT = ("collect", *MODEL, "--overwrite")
 
 
-def moments(asked: dict[str, Any], operations: int, times: int) -> Iterator[dict[str, Any]]:
+def moments(asked: dict[str, Any], operations: int) -> Iterator[dict[str, Any]]:
     """Kill points of a task that was seen to its end: at its renames and writes, some other changes, random times."""
     events = asked["operations"]
     decisive = [place for place, event in enumerate(events, 1) if event in ("os.rename", "save")]
     others = [place for place in range(1, len(events) + 1) if place not in decisive]
     if TIMES == 1:
         others = others[:: -(-len(others) // operations)]
-    else:
-        times *= 10
     for place in sorted([*decisive, *others]):
         yield {"operation": place}
     draw = random.Random(0)
-    for _ in range(times):
+    for _ in range(RANDOM if TIMES == 1 else 3 * RANDOM):
         yield {"seconds": draw.uniform(0, 1.1 * asked["seconds"])}
 
 
@@ -83,7 +82,7 @@ def test_run_and_its_resumption(task: Task, tmp_path: Path) -> None:
     out = fresh(there, old)
     asked = whole(task, *NEW_RUN, "--out", out)
     expected, files, skipped = edit_in(out), tree(out).keys(), set()
-    for moment in moments(asked, 6, 4):
+    for moment in moments(asked, 6):
         out = fresh(there, old)
         assert task(*NEW_RUN, "--out", out, **moment)["code"] in (KILLED, 0)
         is_old = tree(out) == tree(old)
@@ -107,7 +106,7 @@ def test_collect(task: Task, tmp_path: Path) -> None:
     out = fresh(there, old)
     asked = whole(task, *command, out)
     new, before = read_tensors(out, "statistics"), read_tensors(old, "statistics")
-    for moment in moments(asked, 9, 3):
+    for moment in moments(asked, 9):
         out = fresh(there, old)
         assert task(*command, out, **moment)["code"] in (KILLED, 0)
         found = read_tensors(out, "statistics")
@@ -125,7 +124,7 @@ def test_apply(task: Task, tmp_path: Path) -> None:
     out = fresh(there, old)
     asked = whole(task, *command, out)
     new, files = load_weights(out / "model.safetensors"), tree(out).keys()
-    for moment in moments(asked, 6, 4):
+    for moment in moments(asked, 6):
         out = fresh(there, old)
         assert task(*command, out, **moment)["code"] in (KILLED, 0)
         if tree(out) != tree(old):
@@ -147,7 +146,7 @@ def test_edit_checkpoint(task: Task, folder: Path, tmp_path: Path) -> None:
     arguments = [str(base), str(tmp_path / "run" / "edit"), 1.0, str(out)]
     asked = whole(task, checkpoint=arguments)
     new = tree(out)
-    for moment in moments(asked, 8, 3):
+    for moment in moments(asked, 8):
         fresh(there)
         assert task(checkpoint=arguments, **moment)["code"] in (KILLED, 0)
         assert tree(base) == before

@@ -7,6 +7,7 @@ import importlib.util
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -80,12 +81,14 @@ def fine_tune(model: nn.Module, sequences: Sequence[Encoded], training: Language
     data = read_sequences([padded([sequence]) for sequence in sequences], what)
     device, lengths = device_of(model), data.lengths
     is_small = sum(parameter.numel() for parameter in model.parameters()) < _SMALL
-    runner = _Recorded(model, training) if device.type == "cuda" and is_small else model
+    recorded = device.type == "cuda" and is_small
+    runner = _Recorded(model, training) if recorded else model
 
     def epoch(generator: torch.Generator) -> Iterator[Tensor]:
         for places in length_buckets(lengths, training.batch_size, generator):
-            with training.precision(device):
-                loss = mean_loss(runner, data.take(places, device))
+            batch = data.take(places, device)
+            with nullcontext() if recorded else training.precision(device):  # a recording has its own
+                loss = mean_loss(runner, batch)
             yield loss
 
     return train(model, epoch, -(-len(data) // training.batch_size), training, what).eval()
