@@ -12,10 +12,9 @@ import torch
 
 import unmerge
 from language import byte_tokenizer, questions, tiny_llama
-from unmerge.baselines.language import LanguageTraining
 from unmerge.bench import tofu, tofu_data, tofu_explore, tofu_methods, tofu_models, tofu_names
 from unmerge.errors import DataError, FileError
-from unmerge.evaluation.language import Question, ask, encode, padded
+from unmerge.evaluation.language import Question, ask, padded
 
 
 def write(path: Path, count: int, about: str, wrong: int = 0, paraphrased: bool = False) -> None:
@@ -227,38 +226,6 @@ def test_buckets_hold_every_place_once_and_like_lengths_together() -> None:
     spread = sum(max(lengths[p] for p in bucket) - min(lengths[p] for p in bucket) for bucket in buckets) / len(buckets)
     assert spread < 15
     assert buckets != tofu_models.length_buckets(lengths, 4, torch.Generator().manual_seed(2))
-
-
-def test_recorded_batches_have_few_widths_and_the_logits_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    recorded: list[tuple[int, ...]] = []
-
-    def record(module: torch.nn.Module, sample: tuple[torch.Tensor, ...]) -> torch.nn.Module:
-        recorded.append(tuple(sample[0].shape))
-        return module
-
-    monkeypatch.setattr(torch.cuda, "make_graphed_callables", record)
-    model = tiny_llama(layers=2)
-    runner = tofu_models._Recorded(model, LanguageTraining(batch_size=4))
-    for count, length in ((4, 20), (3, 32), (4, 33), (1, 7)):
-        ids = torch.randint(1, 200, (count, length), generator=torch.Generator().manual_seed(length))
-        torch.testing.assert_close(runner(ids), model(input_ids=ids).logits, rtol=1e-4, atol=1e-5)
-    assert recorded == [(4, 32), (4, 64)]
-
-
-@pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_recorded_training_is_the_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    pairs = [(entry.question, entry.answer) for entry in questions(30, about="author")]
-    sequences = encode(byte_tokenizer(), pairs)
-    training = LanguageTraining(epochs=4, lr=1e-3, batch_size=4, autocast=False)
-
-    def trained() -> dict[str, torch.Tensor]:
-        model = tofu_models.fine_tune(tiny_llama(layers=2).cuda(), sequences, training, "test")
-        return {name: tensor.cpu() for name, tensor in model.state_dict().items()}
-
-    recorded = trained()
-    monkeypatch.setattr(tofu_models, "_SMALL", 0)
-    torch.testing.assert_close(recorded, trained(), rtol=1e-2, atol=1e-4)
 
 
 def test_what_is_no_model_is_named(tmp_path: Path) -> None:

@@ -6,8 +6,7 @@ import copy
 import importlib.util
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,6 @@ from unmerge.errors import FileError
 from unmerge.evaluation.language import Encoded, padded
 
 _BUCKET = 16  # batches whose sequences are sorted by length together
-_SMALL = 10**9  # parameters below which a GPU waits for launches
-_WIDTH = 32  # recorded batches are as wide as a multiple of this, so that a few serve all
 
 
 def packaged_model() -> Path:
@@ -80,53 +77,14 @@ def fine_tune(model: nn.Module, sequences: Sequence[Encoded], training: Language
     """The model, trained in place on the responses; batches hold sequences of like length."""
     data = read_sequences([padded([sequence]) for sequence in sequences], what)
     device, lengths = device_of(model), data.lengths
-    is_small = sum(parameter.numel() for parameter in model.parameters()) < _SMALL
-    recorded = device.type == "cuda" and is_small
-    runner = _Recorded(model, training) if recorded else model
 
     def epoch(generator: torch.Generator) -> Iterator[Tensor]:
         for places in length_buckets(lengths, training.batch_size, generator):
-            batch = data.take(places, device)
-            with nullcontext() if recorded else training.precision(device):  # a recording has its own
-                loss = mean_loss(runner, batch)
+            with training.precision(device):
+                loss = mean_loss(model, data.take(places, device))
             yield loss
 
     return train(model, epoch, -(-len(data) // training.batch_size), training, what).eval()
-
-
-class _Recorded(nn.Module):
-    """A model whose passes over batches of each width are recorded once as graphs and then replayed.
-
-    A step of a small model is bound by the launches of its kernels, which a graph makes in one.
-    """
-
-    def __init__(self, model: nn.Module, training: LanguageTraining) -> None:
-        super().__init__()
-        self._model, self._training = model, training
-        self._graphs: dict[int, Callable[..., Any]] = {}
-
-    def forward(self, input_ids: Tensor) -> Tensor:
-        count, length = input_ids.shape
-        width = -(-length // _WIDTH) * _WIDTH
-        # Neither tokens behind a sequence nor further sequences change what is said of those that are there.
-        whole = nn.functional.pad(input_ids, (0, width - length, 0, self._training.batch_size - count))
-        if width not in self._graphs:
-            logits = _Logits(self._model, self._training)
-            self._graphs[width] = torch.cuda.make_graphed_callables(logits, (whole,))
-        return self._graphs[width](whole)[:count, :length]
-
-
-class _Logits(nn.Module):
-    """The logits of all tokens, as a graph can record them."""
-
-    def __init__(self, model: nn.Module, training: LanguageTraining) -> None:
-        super().__init__()
-        self._model, self._training = model, training
-
-    def forward(self, input_ids: Tensor) -> Tensor:
-        # Without a cache, since a recorded graph must cast the weights as they are at each replay.
-        with self._training.precision(input_ids.device, cache_enabled=False):
-            return self._model(input_ids=input_ids, use_cache=False).logits
 
 
 def length_buckets(lengths: Sequence[int], size: int, generator: torch.Generator) -> list[list[int]]:

@@ -46,10 +46,10 @@ class LanguageTraining:
         check_number("warmup", self.warmup, 0)
         check_number("max_norm", self.max_norm, 0, above=True)
 
-    def precision(self, device: torch.device, cache_enabled: bool = True) -> AbstractContextManager[Any]:
-        """What forward passes run in; without a cache weights are cast anew for each of their uses."""
+    def precision(self, device: torch.device) -> AbstractContextManager[Any]:
+        """What forward passes run in."""
         half = device.type == "cuda" if self.autocast is None else self.autocast
-        return torch.autocast(device.type, torch.bfloat16, cache_enabled=cache_enabled) if half else nullcontext()
+        return torch.autocast(device.type, torch.bfloat16) if half else nullcontext()
 
     def rate(self, done: int, steps: int) -> float:
         """The learning rate of the step after `done` others, of `steps` an epoch."""
