@@ -279,12 +279,14 @@ def unmerge(
         task_vectors = matrices(module, module.weight.detach().double() - initial.double())
         own = clusters[name] if clusters else None
         takes_constant = getattr(module, "bias", None) is not None or name in (norms or {})
-        keeps_mean = recipe.mean != "free" and takes_constant
+        keeps_mean = recipe.mean == "orthogonal" or (recipe.mean != "free" and takes_constant)
         found = [
             _group(lost[name], kept[name], group, task_vector, recipe, own, keeps_mean)
             for group, task_vector in enumerate(task_vectors)
         ]
         means = [rows.mean(0) for rows in kept[name].groups]
+        if recipe.mean == "orthogonal":
+            found = [(*outside(mean, *parts[:2]), parts[2]) for mean, parts in zip(means, found, strict=True)]
         layers[name] = Layer(*(list(parts) for parts in zip(*found, strict=True)), means)
     return layers
 
@@ -313,10 +315,10 @@ def edited(
                 initial = torch.zeros_like(bias) if init is None else init[f"{name}.bias"].double()
                 keep = 1 - alpha * recipe.gamma / (1 + recipe.gamma)
                 bias = initial + keep * (bias - initial)
-            if recipe.mean != "free":
+            if recipe.mean in ("auto", "preserve"):
                 bias = bias + alpha * layer.constant
             changed[f"{name}.bias"] = bias
-        elif recipe.mean != "free" and norms and name in norms:
+        elif recipe.mean in ("auto", "preserve") and norms and name in norms:
             buffer = f"{norms[name]}.running_mean"
             changed[buffer] = state[buffer] - alpha * layer.constant
     return changed
@@ -357,6 +359,12 @@ def _group(
         basis = cav_basis(few.groups[group], parts, others.groups[group], recipe.ridge, recipe.centering)
     coefficients = solved(task_vector @ basis, basis.T @ retain_basis, recipe)
     return coefficients @ basis.T, basis, retain_basis
+
+
+def outside(mean: Tensor, task: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
+    """An edit, and a basis of its rows, that do not answer to the mean."""
+    projection = torch.eye(len(mean), dtype=mean.dtype) - torch.outer(mean, mean) / (mean @ mean)
+    return task @ projection, gram_schmidt(list((projection @ basis).T), len(mean))
 
 
 def by_class(labels: Tensor) -> list[Tensor]:

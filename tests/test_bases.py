@@ -11,7 +11,7 @@ from torch import Tensor
 import reference
 from unmerge import bases
 from unmerge.moments import Moments
-from unmerge.orthonormal import orthonormal_rows
+from unmerge.orthonormal import NOISE, orthonormal_rows
 
 ridges = st.sampled_from([1e-4, 1e-2, 0.3])
 
@@ -175,11 +175,17 @@ def test_lda_does_not_depend_on_the_unit_of_the_inputs(
 # contrastive
 
 
+def contrastive(forget: Moments, retain: Moments, rank: int, ridge: float) -> Tensor:
+    """The basis of two pools."""
+    factor = bases.ridged_factor(retain.scatter, ridge)
+    return bases.contrastive(forget.about(retain.mean), factor, rank, NOISE[forget.kept])
+
+
 @settings(max_examples=25, deadline=None)
 @given(pools=pools(), ridge=ridges, rank=st.integers(1, 10))
 def test_contrastive_is_the_reference(pools: tuple[list[Tensor], list[Tensor]], ridge: float, rank: int) -> None:
     forget, retain = Moments.of(torch.cat(pools[0])), Moments.of(torch.cat(pools[1]))
-    found = bases.contrastive(forget.scatter_about(retain.mean) / forget.n, retain.covariance, rank, ridge)
+    found = contrastive(forget, retain, rank, ridge)
     expected = reference.contrastive_basis(torch.cat(pools[0]), torch.cat(pools[1]), rank, ridge)
     assert is_orthonormal(found)
     assert found.shape == expected.shape
@@ -193,7 +199,7 @@ def test_no_direction_has_more_forget_per_retain_variance_than_the_first(
 ) -> None:
     forget, retain = Moments.of(torch.cat(pools[0])), Moments.of(torch.cat(pools[1]))
     about = forget.scatter_about(retain.mean) / forget.n
-    first = bases.contrastive(about, retain.covariance, 1, ridge)
+    first = contrastive(forget, retain, 1, ridge)
     penalised = reference.ridged(retain.covariance, ridge)
     generator = torch.Generator().manual_seed(seed)
     others = torch.randn(len(about), 20, generator=generator, dtype=torch.float64)
@@ -214,9 +220,9 @@ def test_contrastive_makes_no_direction_of_what_float32_sums_leave_behind_a_laye
     for moments, batches in ((forget, lost), (retain, kept)):
         for batch in batches.flip(0) if order < 0 else batches:
             moments.update(batch)
-    found = bases.contrastive(forget.scatter_about(retain.mean) / forget.n, retain.covariance, 16, 1e-2)
+    found = contrastive(forget, retain, 16, 1e-2)
     exact = [Moments.of(rows.double().flatten(0, 1)) for rows in (lost, kept)]
-    expected = bases.contrastive(exact[0].scatter_about(exact[1].mean) / exact[0].n, exact[1].covariance, 16, 1e-2)
+    expected = contrastive(*exact, 16, 1e-2)
     assert expected.shape == (8, 7)
     assert found.shape == (8, 7)
     assert torch.allclose(projector(found), projector(expected), atol=1e-4)
@@ -228,7 +234,7 @@ def test_contrastive_of_wide_layers_holds_the_ratio_of_a_full_decomposition() ->
     forget, retain = (torch.randn(count, 1100, generator=generator) * decay for count in (300, 700))
     lost, kept = Moments.of(forget), Moments.of(retain)
     about = (lost.scatter_about(kept.mean) / lost.n).double()
-    found = bases.contrastive(about, kept.covariance.double(), 8, 1e-2)
+    found = contrastive(lost, kept, 8, 1e-2)
     assert is_orthonormal(found)
     inverse = torch.linalg.inv(bases.ridged_factor(kept.covariance, 1e-2))
     best = torch.linalg.eigvalsh(inverse @ about @ inverse.T)[-8:].sum()
@@ -247,7 +253,7 @@ def test_wiener_is_the_reference_at_any_rank(
 ) -> None:
     forget, retain = (torch.cat(side) for side in pools)
     moments = [rows.T @ rows / len(rows) for rows in (forget, retain)]
-    basis, lift = bases.wiener(*moments, rank, ridge, lam)
+    basis, lift = bases.wiener(moments[0], bases.ridged_factor(moments[1], ridge), rank, lam, 1e-12)
     task_vector = torch.eye(forget.shape[1], dtype=torch.float64)
     expected, _ = reference.wiener_task(forget, retain, rank, ridge, lam, task_vector)
     assert is_orthonormal(basis)
@@ -268,7 +274,7 @@ def test_no_other_edit_forgets_as_much_at_less_change_than_wiener(
         left, changed = forget @ (task_vector - edit).T, retain @ edit.T
         return left.square().sum() / len(forget) + lam * changed.square().sum() / len(retain)
 
-    basis, lift = bases.wiener(*moments, forget.shape[1], 1e-9, lam)
+    basis, lift = bases.wiener(moments[0], bases.ridged_factor(moments[1], 1e-9), forget.shape[1], lam, 1e-12)
     found = task_vector @ lift @ basis.T
     assert all(cost(found) <= cost(found + step * other) * (1 + 1e-6) for step in (-1e-1, -1e-3, 1e-3, 1e-1))
 

@@ -81,6 +81,12 @@ def test_chosen_texts_of_several_batches_stand_in_one():
         {name: value.flip(1) for name, value in part.items()} for part in data
     ]  # where a mask may count from the end
     assert [len(batch["input_ids"]) for batch in ChosenSamples(left, places)] == [2, 1, 2, 3]
+    whole = [dict(part, attention_mask=torch.ones_like(part["attention_mask"])) for part in data]
+    assert [len(batch["input_ids"]) for batch in ChosenSamples(whole, places)] == [2, 1, 2, 3], (
+        "may be padded on the left"
+    )
+    mixed = [data[0], *whole[1:]]  # padded on the right where there is padding
+    assert [len(batch["input_ids"]) for batch in ChosenSamples(mixed, places)] == [8]
     same = [{name: value[:, -4:] for name, value in part.items()} for part in left]  # of one width
     assert [len(batch["input_ids"]) for batch in ChosenSamples(same, places)] == [8]
 

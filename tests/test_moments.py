@@ -270,3 +270,15 @@ def test_a_pivot_that_half_precision_cannot_hold_is_of_other_rows():
     assert Moments(torch.full((5,), 1.001)).update(rows).pivot.eq(0).all()
     assert Moments(torch.full((5,), 1.0)).update(rows).pivot.eq(1).all()
     assert Moments(torch.full((5,), 1.001)).update(rows.float()).pivot.ne(0).all()
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.float32])
+def test_the_scatter_about_any_point_is_that_of_the_rows(kind: torch.dtype) -> None:
+    rows, centre = data(40, 6).to(kind), normal(6, seed=5)
+    moments = Moments.of(rows)
+    shifted = rows.double() - centre
+    assert moments.about(centre).dtype == torch.float64
+    tolerance = {"rtol": 1e-5, "atol": 1e-3} if kind == torch.float32 else {}
+    assert_close(moments.about(centre), shifted.mT @ shifted, **tolerance)
+    assert_close(moments.about(centre), moments.scatter_about(centre).double(), rtol=1e-4, atol=1e-2)
+    assert_moments(moments, rows, rtol=1e-5, atol=1e-3)

@@ -125,7 +125,7 @@ def test_every_basis_and_solver_gives_the_reference_edit(basis: str, solver: str
 
 
 @pytest.mark.parametrize("bias", ["keep", "shrink"])
-@pytest.mark.parametrize("mean", ["free", "preserve"])
+@pytest.mark.parametrize("mean", ["free", "preserve", "orthogonal"])
 @pytest.mark.parametrize("init", ["zero", "given"])
 def test_the_bias_follows_the_paper_rule_and_the_mean(bias: str, mean: str, init: str) -> None:
     model = networks.mlp((6, 8, 4))
@@ -741,6 +741,22 @@ def test_private_mean_takes_an_unlabelled_forget_set_as_one_class() -> None:
 
 
 @pytest.mark.parametrize("basis", BASES)
+@pytest.mark.parametrize("build", ["mlp", "groups"])
+def test_orthogonal_directions_keep_the_mean_retain_response_without_a_constant(basis: str, build: str) -> None:
+    model, shape, layers = networks.mlp((7, 9, 8, 5)), (7,), ["0"]
+    if build == "groups":
+        model, shape, layers = networks.convolution_net("groups"), (4, 6, 7), ["conv"]
+    forget, retain = request(shape, forgotten=(1, 3), kept=(0, 2), each=9)
+    recipe = small(basis, mean="orthogonal", layers=layers)
+    edit = agrees_with_reference(model, forget, retain, recipe)
+    (layer,) = edit.layers.values()
+    assert layer.shift is None
+    assert edit.provenance["notes"]["mean_left_free"] == []
+    mean = unmerge.collect(model, [retain], layers)[layers[0]].moments.mean.unsqueeze(-1)
+    assert (layer.B.double() @ layer.Q.double().mT @ mean).abs().max() < 1e-6 * layer.B.abs().max()
+
+
+@pytest.mark.parametrize("basis", BASES)
 def test_the_mean_retain_response_of_a_linear_is_preserved(basis: str) -> None:
     model = networks.mlp((7, 9, 5))
     forget, retain = request((7,), forgotten=(0, 1), kept=(2, 3, 4))
@@ -781,7 +797,7 @@ def normalised(model: nn.Module, norm: str, data: Batch) -> Tensor:
 def test_a_layer_with_nowhere_to_put_the_constant_is_named() -> None:
     model = networks.ready(nn.Sequential(nn.Linear(6, 5, bias=False), nn.ReLU(), nn.Linear(5, 3)))
     forget, retain = request((6,))
-    with pytest.raises(LayerError, match=r"'0'.*mean='auto'"):
+    with pytest.raises(LayerError, match=r"'0'.*mean='orthogonal' or 'auto'"):
         unmerge.fit(model, [forget], [retain], init="zero", recipe=small(mean="preserve"))
     edit = unmerge.fit(model, [forget], [retain], init="zero", recipe=small(mean="auto"))
     assert edit.layers["0"].shift is None

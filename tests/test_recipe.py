@@ -37,7 +37,7 @@ knobs = st.fixed_dictionaries(
         "bias": st.sampled_from(["keep", "shrink"]),
         "head": st.sampled_from(["auto", "remove", "edit", "keep"]),
     },
-).filter(lambda values: values.get("basis") != "blend" or values.get("solver", "exact") == "exact")
+).filter(lambda values: values.get("basis") not in ("blend", "wiener") or values.get("solver", "exact") == "exact")
 
 
 @given(knobs)
@@ -48,9 +48,10 @@ def test_a_recipe_survives_a_json_file(values):
 
 
 @pytest.mark.parametrize("solver", ["budgeted", "soft-threshold"])
-def test_blend_is_a_closed_form_of_its_own(solver):
-    with pytest.raises(RecipeError, match="basis='blend' is a closed form of its own: use solver='exact'"):
-        Recipe(basis="blend", solver=solver)
+@pytest.mark.parametrize("basis", ["blend", "wiener"])
+def test_closed_forms_have_no_other_solver(basis, solver):
+    with pytest.raises(RecipeError, match=f"basis='{basis}' is a closed form of its own: use solver='exact'"):
+        Recipe(basis=basis, solver=solver)
 
 
 def test_every_field_says_what_it_means():

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from unmerge.eigen import top_eigenpairs
 from unmerge.errors import StatisticsError
-from unmerge.orthonormal import NOISE, orthonormal_rows, thin_qr
+from unmerge.orthonormal import NOISE, orthonormal_columns, orthonormal_rows
 
 
 def pca(scatter: Tensor, rank: int, start: Tensor | None = None) -> Tensor:
@@ -60,53 +60,56 @@ def lda(factor: Tensor, shifts: Tensor) -> Tensor:
     return orthonormal_rows(factor_solve(factor, shifts.mT).mT)
 
 
-def contrastive(forget_scatter: Tensor, retain_scatter: Tensor, rank: int, ridge: float) -> Tensor:
-    """Directions of most forget variance per retain variance: Σ_F v = ρ (Σ_R + μI) v, the forget one about m_R."""
-    return orthonormal_rows(_contrasted(forget_scatter, ridged_factor(retain_scatter, ridge), rank)[0].mT)
+def contrastive(forget: Tensor, factor: Tensor, rank: int, noise: float) -> Tensor:
+    """Directions of most forget variance per retain variance: Σ_F v = ρ (Σ_R + μI) v, the forget one about m_R.
+
+    factor: L of LLᵀ = Σ_R + μI (`ridged_factor`); noise: see `_contrasted`.
+    """
+    return orthonormal_columns(_contrasted(forget, factor, rank, noise)[0])
 
 
-def wiener(
-    forget_moments: Tensor, retain_moments: Tensor, rank: int, ridge: float, lam: float
-) -> tuple[Tensor, Tensor]:
+def wiener(forget: Tensor, factor: Tensor, rank: int, lam: float, noise: float) -> tuple[Tensor, Tensor]:
     """The edit τ lift Qᵀ that takes most of τx from the forget inputs at the least change for the others.
 
     It minimises E_F‖τx − Δx‖² + λ (E_R‖Δx‖² + μ‖Δ‖²) over Δ: τ Σ_F (Σ_F + λ(Σ_R + μI))⁻¹, of which the `rank` leading
     directions are kept; in each the gain is ρ / (ρ + λ). Q is orthonormal, `lift` has its shape.
     """
-    factor = ridged_factor(retain_moments, ridge)
     if rank >= len(factor) and lam > 0:  # nothing is left out, so no direction need be known
-        forget = forget_moments.double()
-        system = torch.linalg.cholesky(forget + lam * factor @ factor.mT)
+        system = torch.linalg.cholesky(torch.addmm(forget, factor, factor.mT, alpha=lam))
         return torch.eye(len(factor)).to(forget), torch.cholesky_solve(forget, system).mT
-    found, values, whitened = _contrasted(forget_moments, factor, rank)
-    basis, upper = thin_qr(found)
-    return basis, factor @ (whitened * (values / (values + lam)) @ upper.mT)
+    found, values, whitened = _contrasted(forget, factor, rank, noise)
+    basis = orthonormal_columns(found)
+    return basis, factor @ (whitened * (values / (values + lam)) @ (found.mT @ basis))
 
 
-def _contrasted(forget_scatter: Tensor, factor: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The leading v and ρ of Σ_F v = ρ LLᵀ v, and the eigenvectors Lᵀv of L⁻¹ Σ_F L⁻ᵀ, for a given factor L."""
-    forget = forget_scatter.double()
+def _contrasted(forget: Tensor, factor: Tensor, rank: int, noise: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The leading v and ρ of Σ_F v = ρ LLᵀ v, and the eigenvectors Lᵀv of L⁻¹ Σ_F L⁻ᵀ, all in float64.
 
-    def whitened(block: Tensor) -> Tensor:
+    noise: the share of the sums behind an entry of Σ_F that is rounding.
+    """
+
+    def product(block: Tensor) -> Tensor:
         spread = torch.linalg.solve_triangular(factor.mT, block, upper=True)
         return torch.linalg.solve_triangular(factor, forget @ spread, upper=False)
 
-    values, vectors = top_eigenpairs(whitened, rank, like=forget)
+    values, vectors = top_eigenpairs(product, rank, like=forget)
     vectors, values = vectors[:, values > 0], values[values > 0]
     found = torch.linalg.solve_triangular(factor.mT, vectors, upper=True)
     # Whitening makes much of a direction without variance (that of ones behind a LayerNorm): what the sums of squares
     # there cancel to is rounding, which another order of the same batches would change.
     energy, terms = (found * (forget @ found)).sum(0), (found.square() * forget.diagonal().unsqueeze(1)).sum(0)
-    kept = energy > NOISE[forget_scatter.dtype] * terms
+    kept = energy > noise * terms
     return found[:, kept], values[kept], vectors[:, kept]
 
 
-def ridged_factor(matrix: Tensor, ridge: float) -> Tensor:
-    """The Cholesky factor L of matrix + ridge · (mean eigenvalue) · I."""
+def ridged_factor(matrix: Tensor, ridge: float, mean: Tensor | None = None) -> Tensor:
+    """The Cholesky factor L of matrix + ridge · (mean eigenvalue) · I, or of matrix + mean meanᵀ where one is given."""
     system = matrix.to(torch.float64, copy=True)
-    mean = system.diagonal().mean()
+    if mean is not None:
+        system.addr_(mean, mean)
+    scale = system.diagonal().mean()
     # Without any ridge a rank-deficient scatter has no factor; rounding needs this much.
-    system.diagonal().add_(max(ridge, 1e-10) * mean.clamp_min(torch.finfo(torch.float64).tiny))
+    system.diagonal().add_(max(ridge, 1e-10) * scale.clamp_min(torch.finfo(torch.float64).tiny))
     try:
         return torch.linalg.cholesky(system)
     except torch.linalg.LinAlgError as error:

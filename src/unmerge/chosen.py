@@ -23,13 +23,15 @@ class ChosenSamples:
         self._numbers = {place: number for number, place in enumerate(places)}
 
     def __iter__(self) -> Iterator[Any]:
-        start, held, widens = 0, list[Any](), True
+        start, held, widens, seen = 0, list[Any](), True, False
         for batch in self.data:
-            size = len(first_tensor(batch))
+            size, padding = len(first_tensor(batch)), _padding(batch)
+            seen |= padding == "right"
             for part in self.among(batch, start):
                 # Few samples of each of many texts' batches would take nearly as long as all of them.
                 count = sum(len(first_tensor(each)) for each in [*held, part])
-                is_right = _is_padded_on_the_right(batch)
+                # Wider padding changes nothing on the right; elsewhere a mask may count positions from the end.
+                is_right = padding == "right" or (padding == "none" and seen)
                 if held and not (count <= size and _fit(held[0], part, widens and is_right)):
                     yield _joined(held)
                     held = []
@@ -51,10 +53,14 @@ class ChosenSamples:
         yield part
 
 
-def _is_padded_on_the_right(batch: Any) -> bool:
-    """Whether wider padding changes nothing: elsewhere a mask may count positions from the end."""
+def _padding(batch: Any) -> str:
+    """On which side texts are padded: "right", "left", "none", or "unknown"."""
     mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
-    return isinstance(mask, Tensor) and mask.dim() == 2 and not bool(mask[:, -1].all())
+    if not isinstance(mask, Tensor) or mask.dim() != 2:
+        return "unknown"
+    if not mask[:, -1].all():
+        return "right"
+    return "none" if mask.all() else "left"
 
 
 def _fit(first: Any, other: Any, widens: bool) -> bool:

@@ -12,7 +12,7 @@ from unmerge.layers import device_of_layer, layer_of, weight_matrix
 from unmerge.recipe import Recipe
 
 # Bytes a square of the input's width that the linear algebra of a layer holds beside its statistics, measured.
-_WORKING = {"deflated-pca": 56}
+_WORKING = {"deflated-pca": 56, "contrastive": 28, "wiener": 28}
 _WORKING_OTHERS = 40
 _VERDICT = 4  # of a Gram whose halves are mirrored, and later of all inputs but the control's
 _VERDICT_NARROW = 36  # of inputs so narrow, or coordinates of a sketch, that all eigenvectors are found

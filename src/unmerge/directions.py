@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from unmerge import bases, solvers
-from unmerge.moments import add_outer
 from unmerge.orthonormal import thin_qr
 from unmerge.pools import Pools
 from unmerge.recipe import CLOSED_FORMS, Recipe
@@ -117,9 +116,9 @@ def _filtered(pools: Pools, recipe: Recipe) -> Directions:
     """wiener: moments about m_R where the edit acts on x − m_R, else about 0, so that the mean counts as well."""
     mean, rows = pools.retain_mean, pools.retain_rows
     centre = mean if pools.keeps_mean(recipe) else torch.zeros_like(mean)
-    retain = add_outer(pools.retain_scatter, (mean - centre) * rows**0.5, +1)
+    factor = bases.ridged_factor(pools.retain_scatter, recipe.ridge, (mean - centre) * rows**0.5)
     lam = recipe.lam * pools.forget.n / rows  # since these are sums, not means
-    basis, lift = bases.wiener(pools.forget.scatter_about(centre), retain, recipe.rank, recipe.ridge, lam)
+    basis, lift = bases.wiener(pools.forget.about(centre), factor, recipe.rank, lam, pools.noise)
     return Directions(basis, basis[:, :0], lift)
 
 
@@ -135,8 +134,8 @@ def _forget_basis(pools: Pools, recipe: Recipe) -> Tensor:
             deflated = deflated[:, : max(0, deflated.shape[1] - recipe.rank)]
         return bases.deflated_pca(pools.forget.scatter, deflated, recipe.rank)
     if recipe.basis == "contrastive":
-        about = pools.forget.scatter_about(pools.retain_mean)
-        return bases.contrastive(about, pools.retain_scatter, recipe.rank, recipe.ridge)
+        factor = bases.ridged_factor(pools.retain_scatter, recipe.ridge)
+        return bases.contrastive(pools.forget.about(pools.retain_mean), factor, recipe.rank, pools.noise)
     scatters, shifts, retain_scatter = pools.clusters(recipe)
     return bases.cav(scatters, retain_scatter, shifts, recipe.ridge)
 

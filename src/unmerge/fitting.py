@@ -99,13 +99,16 @@ def _layer_edit(
     shift = torch.zeros(coefficients.shape[:-1].numel(), dtype=torch.float64, device=coefficients.device)
     shift_to = request.statistics.shift_to[name]
     if request.keeps_mean(name, recipe):
-        # The edit acts on x − m_R: its constant part B Qᵀ m_R stays in the output.
-        mean = request.retain_mean(name).to(coefficients.device)
-        shift += (coefficients @ (forget_basis.mT @ mean.unsqueeze(-1))).flatten()
+        mean = request.retain_mean(name).to(coefficients.device).unsqueeze(-1)
+        if recipe.mean == "orthogonal":
+            coefficients, forget_basis = _outside(mean, coefficients, forget_basis)
+        else:
+            # The edit acts on x − m_R: its constant part B Qᵀ m_R stays in the output.
+            shift += (coefficients @ (forget_basis.mT @ mean)).flatten()
     elif recipe.mean == "preserve":
         raise LayerError(
             f"mean='preserve': layer {name!r} has no bias, and no BatchNorm is the only reader of its output, so "
-            "nothing can take the constant. Leave it out with layers=..., or use mean='auto'."
+            "nothing can take the constant. Use mean='orthogonal' or 'auto', or leave it out with layers=..."
         )
     if bias is not None:
         shift -= recipe.gamma / (1 + recipe.gamma) * bias.double()  # implementation note (iv)
@@ -120,6 +123,13 @@ def _layer_edit(
         transposed=is_transposed(module),
         beyond_lora=beyond_lora(module),
     )
+
+
+def _outside(mean: Tensor, coefficients: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
+    """B and Q of the edit B Qᵀ (I − m̂ m̂ᵀ), which does not answer to the mean."""
+    unit = mean / mean.norm(dim=-2, keepdim=True).clamp_min(torch.finfo(mean.dtype).tiny)
+    basis, upper = torch.linalg.qr(basis - unit @ (unit.mT @ basis))
+    return coefficients @ upper.mT, basis
 
 
 def _check_empty(name: str, recipe: Recipe) -> None:

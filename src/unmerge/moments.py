@@ -77,7 +77,7 @@ class Moments:
         """Σ(x − m)(x − m)ᵀ about the mean."""
         self._check_counted()
         average = self._total / self.n**0.5
-        return add_outer(self.gram, average, -1)
+        return _add_outer(self.gram, average, -1)
 
     @property
     def covariance(self) -> Tensor:
@@ -90,7 +90,13 @@ class Moments:
 
     def scatter_about(self, centre: Tensor) -> Tensor:
         """Σ(x − c)(x − c)ᵀ about any point."""
-        return add_outer(self.scatter, (self.mean - centre) * self.n**0.5, +1)
+        return _add_outer(self.scatter, (self.mean - centre) * self.n**0.5, +1)
+
+    def about(self, centre: Tensor) -> Tensor:
+        """The same in float64, without a matrix more."""
+        sums = {"gram": self.gram.to(torch.float64, copy=True)}
+        self._add_step_(sums, self.pivot - centre, +1)
+        return sums["gram"]
 
     def is_finite(self) -> Tensor:
         """Whether no sum has overflowed or met a NaN, as a tensor, so that asking needs no wait."""
@@ -234,7 +240,7 @@ class Moments:
             raise StatisticsError("these moments have counted no rows yet.")
 
 
-def add_outer(matrix: Tensor, vector: Tensor, sign: int) -> Tensor:
+def _add_outer(matrix: Tensor, vector: Tensor, sign: int) -> Tensor:
     """matrix ± v vᵀ, formed in the matrix's type."""
     column = vector.to(matrix.dtype).unsqueeze(-1)
     return torch.addcmul(matrix, column, column.mT, value=sign)

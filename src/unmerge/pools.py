@@ -16,7 +16,7 @@ from unmerge.eigen import top_eigenpairs
 from unmerge.errors import DataError, LayerError
 from unmerge.kmeans import kmeans
 from unmerge.moments import Moments
-from unmerge.orthonormal import NEGLIGIBLE
+from unmerge.orthonormal import NEGLIGIBLE, NOISE
 from unmerge.recipe import Recipe
 from unmerge.statistics import Statistics
 from unmerge.whitened import WhitenedMeans
@@ -100,12 +100,21 @@ class Pools:
         return shifts[(rows > 0) & (shifts.norm(dim=1) > NEGLIGIBLE * self.joint.variance.sum().sqrt())]
 
     @property
+    def noise(self) -> float:
+        """The share of its largest eigenvalue that is rounding of a scatter."""
+        return NOISE[self.forget.kept]
+
+    @property
     def is_constant(self) -> bool:
         """Whether the inputs vary by no more than rounding, as those of a dead channel do."""
 
         def made() -> bool:
-            rounding = 1e-6 if self.joint.gram.dtype == torch.float32 else 1e-12
-            return bool(self.joint.variance.sum().clamp_min(0).sqrt() <= rounding * self.joint.mean.norm())
+            sides = [self.joint] if self._request.joint is not None else [self.forget, self.retain]
+            rows = sum(side.n for side in sides)
+            mean = sum((side.n / rows * side.mean for side in sides), torch.zeros_like(sides[0].mean))
+            apart = [side.n / rows * (side.variance + (side.mean - mean).square()).sum() for side in sides]
+            rounding = 1e-6 if self.retain.kept == torch.float32 else 1e-12
+            return bool(torch.stack(apart).sum().clamp_min(0).sqrt() <= rounding * mean.norm())
 
         return self._kept_with_joint(("constant",), made)
 

@@ -51,7 +51,7 @@ def finished_edit(
             **dict.fromkeys(unchanged, "has the same weight in init: fine-tuning left it alone"),
         },
         "spanned_by_retain": [name for name in names if name not in layers],
-        "mean_left_free": [name for name in layers if recipe.mean != "free" and statistics.shift_to[name] is None],
+        "mean_left_free": [name for name in layers if recipe.mean == "auto" and statistics.shift_to[name] is None],
         "head_not_removed": why_not_removed,
         "rank_reduced": {},
         "approximations": [],

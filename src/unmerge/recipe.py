@@ -103,8 +103,10 @@ class Recipe:
         "auto",
         "auto",
         "preserve",
+        "orthogonal",
         "free",
-        meaning="whether the mean retain response is kept; auto: where it can be",
+        meaning="the mean retain response: preserved by a constant (auto: where a bias or BatchNorm takes it), by "
+        "directions orthogonal to the mean input, or left free",
     )
     bias: str = _word("keep", "keep", "shrink", meaning="whether a bias shrinks with the edit, as in the paper")
     head: str = _word(

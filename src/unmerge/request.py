@@ -104,8 +104,9 @@ class Request:
         return replace(self, **changed)
 
     def keeps_mean(self, layer: str, recipe: Recipe) -> bool:
-        """Whether the edit of a layer acts on x − m_R, as a constant takes the rest."""
-        return recipe.mean != "free" and self.statistics.shift_to[layer] is not None
+        """Whether the edit of a layer acts on x − m_R: a constant takes the rest, or there is none."""
+        takes_constant = self.statistics.shift_to[layer] is not None
+        return recipe.mean == "orthogonal" or (recipe.mean != "free" and takes_constant)
 
     def retain_mean(self, layer: str) -> Tensor:
         """m_R as (in,), or (groups, in)."""

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-import unmerge
 from language import byte_tokenizer, questions, tiny_llama
 from unmerge.bench import tofu, tofu_data, tofu_explore, tofu_methods, tofu_models, tofu_names
 from unmerge.errors import DataError, FileError
-from unmerge.evaluation.language import Question, ask, padded
+from unmerge.evaluation.language import Question, ask
 
 
 def write(path: Path, count: int, about: str, wrong: int = 0, paraphrased: bool = False) -> None:
@@ -142,25 +141,6 @@ def test_models_of_one_name_and_other_weights_or_training_are_kept_apart(place: 
     assert folder_of("first") != folder_of("other")
     assert folder_of("first") != folder_of("first", "--lr", "1.00000001e-4"), "which the name rounds away"
     assert folder_of("first").name.startswith("model-10-0.0001-32-all-")
-
-
-def test_an_edit_that_keeps_the_mean_leaves_the_response_to_it() -> None:
-    model = tiny_llama(double=True)
-    texts = {about: tofu_data.encoded(byte_tokenizer(), questions(6, about=about)) for about in ("author", "writer")}
-    forget, retain = ([padded(part)] for part in texts.values())
-    layers = ["model.layers.1.mlp.down_proj"]
-    pair = unmerge.collect(model, forget, layers), unmerge.collect(model, retain, layers)
-    recipe = unmerge.Recipe(rank=3, layers=layers, head="keep")
-    edit = unmerge.fit(model, *pair, init="zero", recipe=recipe, on_verdict="ignore")
-    kept = tofu_methods.keeping_mean(edit, pair[1])
-    (before,), (after,) = edit.layers.values(), kept.layers.values()
-    mean = pair[1][layers[0]].moments.mean.double()
-    torch.testing.assert_close(after.Q.mT @ after.Q, torch.eye(3, dtype=torch.float64))
-    assert (before.B @ before.Q.mT @ mean).norm() > 1e-3
-    assert (after.B @ after.Q.mT @ mean).norm() < 1e-12
-    other = torch.randn(24, dtype=torch.float64)
-    other -= (other @ mean) / (mean @ mean) * mean
-    torch.testing.assert_close(after.B @ after.Q.mT @ other, before.B @ before.Q.mT @ other)
 
 
 def test_an_unknown_row_is_answered_with_the_near_name(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:

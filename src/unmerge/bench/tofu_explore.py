@@ -58,14 +58,15 @@ def grid(blocks: int) -> dict[str, Variant]:
     }
     bases["wiener 2048 sharp"] = bases["wiener 2048 lambda 10"] | {"ridge": 1e-4}
     bases |= {
-        f"deflated {deflate}": {"basis": "deflated-pca", "rank": 64, "deflate": deflate, "lam": 0.0, "mean": "free"}
+        f"deflated {deflate}": {"basis": "deflated-pca", "rank": 64, "deflate": deflate, "lam": 0.0}
         for deflate in (96, 192, 384)
     }
     bases |= {basis: {"basis": basis} for basis in ("lda", "private-mean", "blend")}
-    choices = itertools.product(bases, layers, MASKS, ("base", "zero"), ("mean free", "mean kept"))
+    means: dict[str, dict[str, Any]] = {"mean free": {"mean": "free"}, "mean kept": {"mean": "orthogonal"}}
+    choices = itertools.product(bases, layers, MASKS, ("base", "zero"), means)
     return {
         ", ".join(parts): Variant(
-            Recipe(layers=layers[parts[1]], head="keep", **bases[parts[0]]), parts[2], parts[3], parts[4] == "mean kept"
+            Recipe(layers=layers[parts[1]], head="keep", **bases[parts[0]] | means[parts[4]]), parts[2], parts[3]
         )
         for parts in choices
     }

@@ -75,7 +75,6 @@ class Variant:
     recipe: Recipe
     tokens: str = "all"  # or another of `MASKS`
     init: str = "base"  # or "zero"
-    keeps_mean: bool = False  # see `keeping_mean`
 
 
 @dataclass(frozen=True)
@@ -115,7 +114,7 @@ def variants(blocks: int) -> dict[str, Variant]:
     found["blend by author, names"] = Variant(upper.but(basis="blend"), "names")
     found["private-mean by author, zero"] = Variant(upper.but(basis="private-mean"), init="zero")
     for name in ("deflated-pca", "contrastive 64", "private-mean by author"):
-        found[f"{name}, mean kept"] = replace(found[name], keeps_mean=True)
+        found[f"{name}, mean kept"] = replace(found[name], recipe=found[name].recipe.but(mean="orthogonal"))
     found["private-mean by author, all blocks"] = Variant(every.but(basis="private-mean"))
     return found
 
@@ -154,24 +153,7 @@ def collected(request: Request, tokens: str, layers: LayerChoice, **options: Any
 def fitted(request: Request, variant: Variant, statistics: Pair) -> unmerge.Edit:
     """The edit of a variant."""
     init: Any = "zero" if variant.init == "zero" else request.init
-    edit = unmerge.fit(request.model, *statistics, init=init, recipe=variant.recipe, on_verdict="ignore")
-    return keeping_mean(edit, statistics[1]) if variant.keeps_mean else edit
-
-
-def keeping_mean(edit: unmerge.Edit, retain: unmerge.Statistics) -> unmerge.Edit:
-    """The edit with the mean retain input taken out of its directions, so that the response to it stays.
-
-    Where a layer has a bias the bias takes that constant; the layers of a Llama have none.
-    """
-    layers = {}
-    for name, layer in edit.layers.items():
-        mean = retain[name].moments.mean.to(layer.Q.device, torch.float64)
-        mean = mean / mean.norm()
-        directions = layer.Q.double()
-        basis, upper = torch.linalg.qr(directions - torch.outer(mean, mean @ directions))
-        coefficients = layer.B.double() @ upper.mT
-        layers[name] = replace(layer, B=coefficients.to(layer.B), Q=basis.to(layer.Q))
-    return replace(edit, layers=layers)
+    return unmerge.fit(request.model, *statistics, init=init, recipe=variant.recipe, on_verdict="ignore")
 
 
 def _baseline(request: Request, name: str, times: float) -> Made:
