@@ -33,7 +33,7 @@ SHAPES: dict[str, dict[str, int]] = {
 }  # fmt: skip
 # What fits beside the weights on a card of 16, 24 and 40 GB, and the size of the request.
 DEFAULTS: dict[str, dict[str, Any]] = {
-    "small": {"memory": "170MB", "layers": "mlp:last4", "pairs": 30, "forget": 6, "batch": 6},
+    "small": {"memory": "150MB", "layers": "mlp:last4", "pairs": 30, "forget": 6, "batch": 6},
     "llama-1b": {"memory": "10GB", "layers": "mlp:last8", "pairs": 4000, "forget": 400, "batch": 32},
     "llama-8b": {"memory": "21GB", "layers": "mlp:last16", "pairs": 4000, "forget": 400, "batch": 32},
 }
