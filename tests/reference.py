@@ -154,10 +154,22 @@ def contrastive_basis(forget: Tensor, retain: Tensor, rank: int, ridge: float) -
 
 
 def wiener_task(
-    forget: Tensor, retain: Tensor, rank: int, ridge: float, lam: float, task_vector: Tensor
+    forget: Tensor,
+    retain: Tensor,
+    rank: int,
+    ridge: float,
+    lam: float,
+    task_vector: Tensor,
+    heavy: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """τ Σ_F (Σ_F + λ(Σ_R + ridge))⁻¹ (wiener) on its leading generalised eigenvectors, and a basis of its rows."""
-    first, second = forget.T @ forget / len(forget), ridged(retain.T @ retain / len(retain), ridge)
+    """τ Σ_F (Σ_F + λ(Σ_R + ridge))⁻¹ (wiener) on its leading generalised eigenvectors, and a basis of its rows.
+
+    The moments are about 0, the ridge is relative to the variance. heavy: a direction that is as good as forbidden.
+    """
+    mean = retain.mean(0)
+    first, second = forget.T @ forget / len(forget), ridged(covariance(retain), ridge) + torch.outer(mean, mean)
+    if heavy is not None:
+        second = second + 1e6 * covariance(retain).trace() * torch.outer(heavy, heavy) / (heavy @ heavy)
     values, vectors = torch.linalg.eigh(second)
     whitening = vectors @ torch.diag(values**-0.5) @ vectors.T
     ratios, found = torch.linalg.eigh(whitening @ first @ whitening)
@@ -342,7 +354,9 @@ def _group(
         return task, basis, retain_basis
     if recipe.basis == "wiener":
         centre = retain.mean(0) if keeps_mean else 0.0
-        task, basis = wiener_task(forget - centre, retain - centre, recipe.rank, recipe.ridge, recipe.lam, task_vector)
+        heavy = retain.mean(0) if recipe.mean == "orthogonal" else None
+        pools = forget - centre, retain - centre
+        task, basis = wiener_task(*pools, recipe.rank, recipe.ridge, recipe.lam, task_vector, heavy)
         return task, basis, retain_basis
     if recipe.basis == "pca":
         basis = pca_basis(forget, recipe.rank)

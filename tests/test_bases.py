@@ -252,8 +252,8 @@ def test_wiener_is_the_reference_at_any_rank(
     pools: tuple[list[Tensor], list[Tensor]], ridge: float, lam: float, rank: int
 ) -> None:
     forget, retain = (torch.cat(side) for side in pools)
-    moments = [rows.T @ rows / len(rows) for rows in (forget, retain)]
-    basis, lift = bases.wiener(moments[0], bases.ridged_factor(moments[1], ridge), rank, lam, 1e-12)
+    factor = bases.ridged_factor(reference.covariance(retain), ridge, retain.mean(0))
+    basis, lift = bases.wiener(forget.T @ forget / len(forget), factor, rank, lam, 1e-12)
     task_vector = torch.eye(forget.shape[1], dtype=torch.float64)
     expected, _ = reference.wiener_task(forget, retain, rank, ridge, lam, task_vector)
     assert is_orthonormal(basis)

@@ -74,9 +74,10 @@ def wiener(forget: Tensor, factor: Tensor, rank: int, lam: float, noise: float) 
     It minimises E_F‖τx − Δx‖² + λ (E_R‖Δx‖² + μ‖Δ‖²) over Δ: τ Σ_F (Σ_F + λ(Σ_R + μI))⁻¹, of which the `rank` leading
     directions are kept; in each the gain is ρ / (ρ + λ). Q is orthonormal, `lift` has its shape.
     """
-    if rank >= len(factor) and lam > 0:  # nothing is left out, so no direction need be known
-        system = torch.linalg.cholesky(torch.addmm(forget, factor, factor.mT, alpha=lam))
-        return torch.eye(len(factor)).to(forget), torch.cholesky_solve(forget, system).mT
+    if rank >= len(factor):  # nothing is left out, so no direction need be known
+        system, failed = torch.linalg.cholesky_ex(torch.addmm(forget, factor, factor.mT, alpha=lam))
+        if not failed:
+            return torch.eye(len(factor)).to(forget), torch.cholesky_solve(forget, system).mT
     found, values, whitened = _contrasted(forget, factor, rank, noise)
     basis = orthonormal_columns(found)
     return basis, factor @ (whitened * (values / (values + lam)) @ (found.mT @ basis))
@@ -85,7 +86,7 @@ def wiener(forget: Tensor, factor: Tensor, rank: int, lam: float, noise: float) 
 def _contrasted(forget: Tensor, factor: Tensor, rank: int, noise: float) -> tuple[Tensor, Tensor, Tensor]:
     """The leading v and ρ of Σ_F v = ρ LLᵀ v, and the eigenvectors Lᵀv of L⁻¹ Σ_F L⁻ᵀ, all in float64.
 
-    noise: the share of the sums behind an entry of Σ_F that is rounding.
+    noise: see `Pools.noise`.
     """
 
     def product(block: Tensor) -> Tensor:
@@ -102,14 +103,14 @@ def _contrasted(forget: Tensor, factor: Tensor, rank: int, noise: float) -> tupl
     return found[:, kept], values[kept], vectors[:, kept]
 
 
-def ridged_factor(matrix: Tensor, ridge: float, mean: Tensor | None = None) -> Tensor:
-    """The Cholesky factor L of matrix + ridge · (mean eigenvalue) · I, or of matrix + mean meanᵀ where one is given."""
+def ridged_factor(matrix: Tensor, ridge: float, column: Tensor | None = None) -> Tensor:
+    """The Cholesky factor L of matrix + ridge · (mean eigenvalue) · I, and of c cᵀ more where a column c is given."""
     system = matrix.to(torch.float64, copy=True)
-    if mean is not None:
-        system.addr_(mean, mean)
     scale = system.diagonal().mean()
     # Without any ridge a rank-deficient scatter has no factor; rounding needs this much.
     system.diagonal().add_(max(ridge, 1e-10) * scale.clamp_min(torch.finfo(torch.float64).tiny))
+    if column is not None:
+        system.addr_(column, column)
     try:
         return torch.linalg.cholesky(system)
     except torch.linalg.LinAlgError as error:

@@ -23,15 +23,15 @@ class ChosenSamples:
         self._numbers = {place: number for number, place in enumerate(places)}
 
     def __iter__(self) -> Iterator[Any]:
-        start, held, widens, seen = 0, list[Any](), True, False
+        start, held, widens, has_right_padding = 0, list[Any](), True, False
         for batch in self.data:
             size, padding = len(first_tensor(batch)), _padding(batch)
-            seen |= padding == "right"
+            has_right_padding |= padding == "right"
             for part in self.among(batch, start):
                 # Few samples of each of many texts' batches would take nearly as long as all of them.
                 count = sum(len(first_tensor(each)) for each in [*held, part])
                 # Wider padding changes nothing on the right; elsewhere a mask may count positions from the end.
-                is_right = padding == "right" or (padding == "none" and seen)
+                is_right = padding == "right" or (padding == "none" and has_right_padding)
                 if held and not (count <= size and _fit(held[0], part, widens and is_right)):
                     yield _joined(held)
                     held = []

@@ -14,6 +14,8 @@ from unmerge.recipe import Recipe
 # Bytes a square of the input's width that the linear algebra of a layer holds beside its statistics, measured.
 _WORKING = {"deflated-pca": 56, "contrastive": 28, "wiener": 28}
 _WORKING_OTHERS = 40
+_WORKING_DENSE = 56  # of inputs so narrow, or directions so many, that all eigenvectors are found
+_DIRECTION = 32  # bytes a feature and direction
 _VERDICT = 4  # of a Gram whose halves are mirrored, and later of all inputs but the control's
 _VERDICT_NARROW = 36  # of inputs so narrow, or coordinates of a sketch, that all eigenvectors are found
 _CLUSTER = {"cav-class": 4, "cav-kmeans": 16}  # and this many more for each class or cluster
@@ -155,15 +157,18 @@ class _Layers:
             width = min(features, 2 * sketch + grams.sums_reading + 4)
             span = features * width * wide
         square = width**2 * wide // 4
-        factor = _WORKING.get(self._recipe.basis, _WORKING_OTHERS) + self._clusters * _CLUSTER.get(
-            self._recipe.basis, 0
-        )
+        basis, rank = self._recipe.basis, min(self._recipe.rank, width)
         is_narrow = sketch is not None or width <= max(EXACT_UP_TO.values())
+        factor = _WORKING.get(basis, _WORKING_OTHERS) + self._clusters * _CLUSTER.get(basis, 0)
+        if is_narrow or 4 * rank >= width:
+            factor = max(factor, _WORKING_DENSE)
         judging = square * (_VERDICT_NARROW if is_narrow else _VERDICT) + _KRYLOV * width
-        working = square * factor + _KRYLOV * width
+        working = square * factor + (_KRYLOV + _DIRECTION * rank) * width
         if sketch is not None:
             judging += 2 * span + 3 * gram + 4 * square * grams.reading
             working += 2 * span + gram + 4 * square * grams.solving
         if grams.reading == grams.solving:  # without a verdict
             judging = 0
-        return replace(statistics, judging=judging, working=max(working, _TASK_VECTOR * self._entries))
+        edits = len(self._members) * self._groups * features * rank * wide  # their Q, as long as there are others to do
+        working = max(working, _TASK_VECTOR * self._entries)
+        return replace(statistics, solving=solving + edits, judging=judging, working=working)

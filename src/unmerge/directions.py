@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from unmerge import bases, solvers
-from unmerge.orthonormal import thin_qr
+from unmerge.orthonormal import NEGLIGIBLE, thin_qr
 from unmerge.pools import Pools
 from unmerge.recipe import CLOSED_FORMS, Recipe
+
+_HEAVY = 1e6  # times the variance of all inputs
 
 
 @dataclass(frozen=True)
@@ -116,10 +118,23 @@ def _filtered(pools: Pools, recipe: Recipe) -> Directions:
     """wiener: moments about m_R where the edit acts on x − m_R, else about 0, so that the mean counts as well."""
     mean, rows = pools.retain_mean, pools.retain_rows
     centre = mean if pools.keeps_mean(recipe) else torch.zeros_like(mean)
-    factor = bases.ridged_factor(pools.retain_scatter, recipe.ridge, (mean - centre) * rows**0.5)
+    column = (mean - centre) * rows**0.5
+    if recipe.mean == "orthogonal":  # so heavy that the best edit has next to no response to it
+        weight = (_HEAVY * pools.retain.variance.sum() * rows).sqrt()
+        column = weight * mean / mean.norm().clamp_min(torch.finfo(mean.dtype).tiny)
+    factor = bases.ridged_factor(pools.retain_scatter, recipe.ridge, column)
     lam = recipe.lam * pools.forget.n / rows  # since these are sums, not means
     basis, lift = bases.wiener(pools.forget.about(centre), factor, recipe.rank, lam, pools.noise)
     return Directions(basis, basis[:, :0], lift)
+
+
+def without_response(mean: Tensor, coefficients: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
+    """B and Q of the edit B Qᵀ (I − m̂ m̂ᵀ), which does not answer to the mean; B is zero where nothing else is left."""
+    unit = mean / mean.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(mean.dtype).tiny)
+    unit = unit.unsqueeze(-1)
+    found, upper = torch.linalg.qr(basis - unit @ (unit.mT @ basis))
+    upper = upper * (upper.norm(dim=-1, keepdim=True) > NEGLIGIBLE)
+    return coefficients @ upper.mT, found
 
 
 def _forget_basis(pools: Pools, recipe: Recipe) -> Tensor:

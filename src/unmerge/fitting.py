@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from unmerge.directions import Directions, coefficients_of, directions, head_directions
+from unmerge.directions import Directions, coefficients_of, directions, head_directions, without_response
 from unmerge.errors import LayerError
 from unmerge.heads import head_alone
 from unmerge.initial import TaskVectors
@@ -59,16 +59,24 @@ def fit_layers(
     """Add the bases and coefficients of some layers; those that share their input share their bases."""
     known: dict[tuple[int, ...], Directions] = {}
     head = head_alone(model, request, names, recipe)
+
+    def source_of(name: str) -> tuple[int, ...]:
+        is_centred = recipe.basis == "wiener" and request.keeps_mean(name, recipe)  # the others do not ask
+        return (name == head, is_centred, *request.sources(name))
+
+    last = {source_of(name): name for name in names}
     with full_precision(), torch.no_grad():
         for name in names:
             module = layer_of(model, name)
             weight = task_vectors.of(name)
             with clock("bases"):
-                source = (name == head, request.keeps_mean(name, recipe), *request.sources(name))
+                source = source_of(name)
                 if source not in known:
                     find = head_directions if name == head else directions
                     known[source] = find(request.pools(name), recipe)
                 basis = known[source].to(weight.device)
+                if last[source] == name:  # of many directions they are as large as the statistics
+                    del known[source]
                 fitted.head_alone |= basis.alone
                 if basis.sketch is not None:
                     fitted.sketches[name] = basis.sketch
@@ -99,12 +107,17 @@ def _layer_edit(
     shift = torch.zeros(coefficients.shape[:-1].numel(), dtype=torch.float64, device=coefficients.device)
     shift_to = request.statistics.shift_to[name]
     if request.keeps_mean(name, recipe):
-        mean = request.retain_mean(name).to(coefficients.device).unsqueeze(-1)
+        mean = request.retain_mean(name).to(coefficients.device)
         if recipe.mean == "orthogonal":
-            coefficients, forget_basis = _outside(mean, coefficients, forget_basis)
+            coefficients, forget_basis = without_response(mean, coefficients, forget_basis)
+            if not coefficients.any():
+                raise LayerError(
+                    f"layer {name!r} has no forget direction beside its mean input. Leave it out with layers=..., or "
+                    "use mean='auto'."
+                )
         else:
             # The edit acts on x − m_R: its constant part B Qᵀ m_R stays in the output.
-            shift += (coefficients @ (forget_basis.mT @ mean)).flatten()
+            shift += (coefficients @ (forget_basis.mT @ mean.unsqueeze(-1))).flatten()
     elif recipe.mean == "preserve":
         raise LayerError(
             f"mean='preserve': layer {name!r} has no bias, and no BatchNorm is the only reader of its output, so "
@@ -123,13 +136,6 @@ def _layer_edit(
         transposed=is_transposed(module),
         beyond_lora=beyond_lora(module),
     )
-
-
-def _outside(mean: Tensor, coefficients: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
-    """B and Q of the edit B Qᵀ (I − m̂ m̂ᵀ), which does not answer to the mean."""
-    unit = mean / mean.norm(dim=-2, keepdim=True).clamp_min(torch.finfo(mean.dtype).tiny)
-    basis, upper = torch.linalg.qr(basis - unit @ (unit.mT @ basis))
-    return coefficients @ upper.mT, basis
 
 
 def _check_empty(name: str, recipe: Recipe) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from unmerge import bases, geometry
-from unmerge.directions import coefficients_of, directions, head_directions
+from unmerge.directions import coefficients_of, directions, head_directions, without_response
 from unmerge.eigen import top_eigenpairs
 from unmerge.heads import head_alone
 from unmerge.layers import layer_of, weight_matrix
@@ -70,6 +70,10 @@ def diagnose_layer(
     head = head_alone(model, request, (name,), recipe)
     found = (head_directions if name == head else directions)(groups, recipe).to(vector.device)
     coefficients = coefficients_of(vector, found, recipe)
+    if recipe.mean == "orthogonal":
+        mean = request.retain_mean(name).to(vector.device)
+        coefficients, basis = without_response(mean, coefficients, found.forget)
+        found = replace(found, forget=basis)
     # One entry a group; a layer without groups is one.
     matrices = (vector, coefficients, found.forget, found.retain)
     per_group = zip(*(matrix.reshape(len(groups), *matrix.shape[-2:]) for matrix in matrices), strict=True)

@@ -101,7 +101,7 @@ class Pools:
 
     @property
     def noise(self) -> float:
-        """The share of its largest eigenvalue that is rounding of a scatter."""
+        """The share of a sum of squares that is rounding, where its terms cancel."""
         return NOISE[self.forget.kept]
 
     @property

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from unmerge import shifts
-from unmerge.batches import Forward, Mask, feed, first_samples, first_tensor, logits_of, mask_of
+from unmerge.batches import Forward, Mask, counted_by, feed, first_samples, first_tensor, logits_of, mask_of
 from unmerge.counting import Counting
 from unmerge.errors import DataError
 from unmerge.experts import Routed, Slice
@@ -40,7 +40,8 @@ class Probe:
 def probe(model: nn.Module, names: Sequence[str], batch: Any, forward: Forward | None, mask: Mask = None) -> Probe:
     """Feed a batch of a few samples and watch the layers."""
     found = Probe()
-    counted = mask_of(batch, mask)
+    # A function of the user's own is not asked of samples that are no batch: what counts is near enough to all.
+    counted = mask_of(batch, None if counted_by(mask) == "custom" else mask)
     facts = BatchFacts(len(first_tensor(batch)), None, (), 0, None if counted is None else Counting.of(counted))
     consumers = Consumers(model)
     inputs: dict[str, list[tuple[object, ...]]] = defaultdict(list)

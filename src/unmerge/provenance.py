@@ -137,7 +137,9 @@ def _choices(
         chosen["basis"] = reasons[settled.basis]
         if settled.basis in _RANKED:
             chosen["rank"] = f"{recipe.rank}: fewer directions forget less, and more bring nothing"
-        if settled.basis != "blend":
+        if settled.basis == "wiener":
+            chosen["lambda"] = f"{recipe.lam:g}: between 1 and 10 little changes, and more forgets less"
+        elif settled.basis != "blend":
             chosen["lambda"] = f"{recipe.lam:g}: less costs retain accuracy, and more brings nothing"
     if recipe.layers is None and recipe.skip_layers == "auto":
         where = "the last quarter and the classifier, where classes are told apart" if by_depth else "those collected"

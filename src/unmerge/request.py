@@ -104,7 +104,7 @@ class Request:
         return replace(self, **changed)
 
     def keeps_mean(self, layer: str, recipe: Recipe) -> bool:
-        """Whether the edit of a layer acts on x − m_R: a constant takes the rest, or there is none."""
+        """Whether the edit of a layer answers to x − m_R alone: a constant takes the rest, or there is none."""
         takes_constant = self.statistics.shift_to[layer] is not None
         return recipe.mean == "orthogonal" or (recipe.mean != "free" and takes_constant)
 

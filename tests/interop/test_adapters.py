@@ -271,7 +271,7 @@ def test_what_an_adapter_would_drop_is_listed_with_the_way_out(make: Callable[[]
     with pytest.raises(EditError, match=says) as error:
         edit.to_peft(tmp_path / "adapter", 1.0)
     assert "edit_checkpoint" in str(error.value)
-    assert "mean='free'" in str(error.value)
+    assert "mean='orthogonal'" in str(error.value)
     assert not (tmp_path / "adapter").exists()
 
 

@@ -86,8 +86,8 @@ def _check_expressible(edit: Edit, model: nn.Module | None) -> None:
         raise EditError(
             f"a LoRA adapter cannot hold {'; '.join(dropped)}. Write the whole model instead, with "
             "unmerge.edit_checkpoint(dir_in, edit, alpha, dir_out) or with edit.apply(model) and "
-            "model.save_pretrained(...); or fit an edit that an adapter can hold: Recipe(mean='free', bias='keep', "
-            "head='edit') on linear layers and plain convolutions."
+            "model.save_pretrained(...); or fit an edit that an adapter can hold: "
+            "Recipe(mean='orthogonal', bias='keep', head='edit') on linear layers and plain convolutions."
         )
 
 
