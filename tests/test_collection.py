@@ -679,15 +679,28 @@ def test_a_layer_that_shares_its_input_with_one_that_is_left_out_is_counted():
     assert torch.allclose(found["even"].moments.mean.float(), inputs.mean(0))
 
 
-def test_a_second_pass_sums_about_the_pivot_of_the_first():
+def test_a_second_pass_sums_by_shift_where_the_first_did():
     model = cnn(dtype=torch.float32)
     first, second = (
         [batch[0].float()] for batch in (samples((3, 6, 6), [0, 1, 2, 1, 0], seed=seed) for seed in (0, 1))
     )
     known = collect(model, first)
     found = collect(model, second, known)
-    for name, layer in known.layers.items():
-        assert found[name].moments.pivot.equal(layer.moments.pivot)
-        assert found[name].moments.gram.dtype == torch.float32
-    assert not known["conv1"].moments.pivot.any(), "counted by shift"
-    torch.testing.assert_close(known["fc"].moments.pivot, known["fc"].moments.pivot.float().double(), rtol=0, atol=0)
+    for statistics in (known, found):
+        assert not statistics["conv1"].moments.pivot.any(), "counted by shift"
+        moments = statistics["fc"].moments
+        assert moments.gram.dtype == torch.float32
+        torch.testing.assert_close(moments.pivot, moments.mean.float().double(), rtol=1e-6, atol=0)
+        assert moments.pivot.equal(moments.pivot.float().double())
+
+
+def test_batches_of_other_sizes_and_orders_leave_the_same_sums():
+    inputs, labels = samples((3, 6, 6), [0, 1, 2, 1] * 15, seed=0)
+    model, order = cnn(dtype=torch.float32), torch.randperm(60, generator=torch.Generator().manual_seed(0))
+    expected = collect(model, batched((inputs.float(), labels), 12))
+    for size in (5, 20, 60):
+        found = collect(model, batched((inputs[order].float(), labels[order]), size))
+        for name, layer in expected.layers.items():
+            torch.testing.assert_close(found[name].moments.gram, layer.moments.gram, rtol=1e-6, atol=0)
+            torch.testing.assert_close(found[name].moments.mean, layer.moments.mean, rtol=1e-12, atol=1e-12)
+            torch.testing.assert_close(found[name].class_sums, layer.class_sums, rtol=1e-12, atol=1e-12)

@@ -45,6 +45,7 @@ REQUESTS = [
 SINGLE = [
     "edits_in_single_precision",
     "edits_of_convolutions_in_single_precision",
+    "edits_of_dealt_samples_in_single_precision",
     "edits_of_transformers_in_single_precision",
     "a_sketched_edit_in_single_precision",
     "sharded_decoders_in_single_precision",
