@@ -694,13 +694,14 @@ def test_a_second_pass_sums_by_shift_where_the_first_did():
         assert moments.pivot.equal(moments.pivot.float().double())
 
 
-def test_batches_of_other_sizes_and_orders_leave_the_same_sums():
-    inputs, labels = samples((3, 6, 6), [0, 1, 2, 1] * 15, seed=0)
-    model, order = cnn(dtype=torch.float32), torch.randperm(60, generator=torch.Generator().manual_seed(0))
-    expected = collect(model, batched((inputs.float(), labels), 12))
-    for size in (5, 20, 60):
-        found = collect(model, batched((inputs[order].float(), labels[order]), size))
-        for name, layer in expected.layers.items():
-            torch.testing.assert_close(found[name].moments.gram, layer.moments.gram, rtol=1e-6, atol=0)
-            torch.testing.assert_close(found[name].moments.mean, layer.moments.mean, rtol=1e-12, atol=1e-12)
-            torch.testing.assert_close(found[name].class_sums, layer.class_sums, rtol=1e-12, atol=1e-12)
+@pytest.mark.parametrize(("model", "name", "shape"), [(cnn, "conv1", (3, 6, 6)), (mlp, "0", (6,))])
+def test_batches_of_other_sizes_and_orders_leave_the_same_sums(model, name, shape):
+    inputs, labels = samples(shape, [0, 1, 2, 1] * 150, seed=0)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    expected = collect(model(dtype=torch.float32), batched((inputs.float(), labels), 12), [name])[name]
+    for size in (5, 50, 600):
+        batches = batched((inputs[order].float(), labels[order]), size)
+        found = collect(model(dtype=torch.float32), batches, [name])[name]
+        assert (found.moments.gram == expected.moments.gram).float().mean() > 0.98, "a last bit may differ"
+        torch.testing.assert_close(found.moments.mean, expected.moments.mean, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(found.class_sums, expected.class_sums, rtol=1e-12, atol=1e-12)
