@@ -244,6 +244,25 @@ def test_batches_dealt_out_about_one_pivot_sum_to_the_same_bits(dtype, groups):
         assert all(part.pivot.equal(pivot.double()) for part in parts)
 
 
+def test_other_batches_about_another_pivot_settle_to_the_same_bits():
+    rows = (data(3000, 40) + 5).float()
+    whole = counted(list(rows.split(70)), rows[:70].mean(0)).settle_()
+    for size, pivot in ((1, rows[0]), (64, rows[5] + 1), (3000, None)):
+        found = counted(list(rows.flip(0).split(size)), pivot).settle_()
+        assert found.pivot.equal(whole.pivot)
+        assert (found.gram == whole.gram).float().mean() > 0.99, "a last bit may differ"
+        assert_close(found.gram, whole.gram, rtol=1e-6, atol=0)
+
+
+def test_what_is_settled_stays():
+    moments = counted([data(50, 4).float() + 3], None).settle_()
+    pivot, gram = moments.pivot.clone(), moments.gram.clone()
+    moments.settle_()
+    assert moments.pivot.equal(pivot)
+    assert moments.gram.equal(gram)
+    assert moments.gram.dtype == torch.float32
+
+
 def test_what_is_counted_in_double_precision_on_the_cpu_is_kept_in_the_rows_own():
     rows = data(50, 4)
     for kind, kept in ((torch.float64, torch.float64), (torch.float32, torch.float32), (torch.bfloat16, torch.float32)):

@@ -13,6 +13,7 @@ from unmerge import shifts
 from unmerge.errors import DataError
 from unmerge.facts import BatchFacts
 from unmerge.moments import Moments
+from unmerge.products import is_exact
 from unmerge.sampling import Drawn, Reservoir
 from unmerge.sketching import SketchedMoments, sketched
 from unmerge.unfolding import chunks
@@ -174,7 +175,8 @@ class Accumulator:
             row_sum = None
             if codes is not None and not self._full:
                 kept = rows if keep is None else rows.masked_fill(~keep.unsqueeze(-1), 0)
-                wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
+                exact = rows.dtype == torch.float64 or is_exact(rows.shape[-1], rows.device)
+                wide = torch.float64 if exact else torch.float32
                 sums = kept.sum(-2, dtype=wide)
                 counts = sums.new_full((samples,), places) if keep is None else keep.sum(1)
                 self._add_class_sums(sums if sums.dim() == 2 else sums.transpose(0, 1), counts, codes, facts.classes)

@@ -9,7 +9,9 @@ from torch import Tensor
 
 from unmerge.errors import StatisticsError
 from unmerge.pivots import pivot_of
-from unmerge.products import add_gram_
+from unmerge.products import add_gram_, is_exact
+
+_WIDENED = 4096  # rows that are copied to float64 at a time
 
 
 class Moments:
@@ -28,6 +30,7 @@ class Moments:
         # Σ(x − pivot)(x − pivot)ᵀ, upper blocks only. On the CPU in float64 while rows are counted, so that sums over
         # batches that several processes share are those of one; a GPU has no memory for that.
         self._gram = torch.zeros(0)
+        self._is_exact = False  # whether products are float64, too
         self._symmetric = True
         self._is_shifted = True
 
@@ -57,12 +60,14 @@ class Moments:
             raise StatisticsError(
                 f"rows of shape {tuple(rows.shape)} do not fit moments of {tuple(self._pivot.shape)} features."
             )
-        shifted = rows - self._pivot.to(rows.dtype).unsqueeze(-2) if self._is_shifted else rows
-        if row_sum is None:
-            self._total += shifted.sum(-2, dtype=torch.float64)
-        else:
+        kind = torch.float64 if self._is_exact else rows.dtype
+        for part in rows.split(_WIDENED, -2) if self._is_exact else [rows]:
+            shifted = part - self._pivot.to(kind).unsqueeze(-2) if self._is_shifted else part.to(kind)
+            if row_sum is None:
+                self._total += shifted.sum(-2, dtype=torch.float64)
+            self._add_squares_(shifted)
+        if row_sum is not None:
             self._total += row_sum - count * self._pivot
-        self._add_squares_(shifted)
         self.n += count
         return self
 
@@ -115,8 +120,8 @@ class Moments:
     @property
     def gram(self) -> Tensor:
         """Σ(x − pivot)(x − pivot)ᵀ, both triangles, in the type in which it is kept."""
-        self.settle_()
-        return self._gram
+        self._check_counted()
+        return self._narrow_()._gram
 
     @property
     def sums(self) -> dict[str, Tensor]:
@@ -128,14 +133,15 @@ class Moments:
         """The same in the type in which they are counted, as long as they are not settled."""
         self._check_counted()
         self._fill_lower_()
-        return {"gram": self._gram}
+        return self._counted
 
     def settle_(self) -> Moments:
         """Narrow the sums to the type in which they are kept: all rows are counted."""
         self._check_counted()
-        self._gram = self._gram.to(self.kept)
-        self._fill_lower_()
-        return self
+        if self._is_open and self._pivot.any():
+            # Rounded about their own mean, sums do not tell which samples came first and gave the pivot.
+            self.move_pivot_(self.mean.to(self.kept).double())
+        return self._narrow_()
 
     def __add__(self, other: Moments) -> Moments:
         if self.n == 0 or other.n == 0:
@@ -166,7 +172,7 @@ class Moments:
     def move_pivot_(self, pivot: Tensor) -> Moments:
         """The same sums about another pivot, in place."""
         step = self.pivot - pivot
-        self._add_step_(self.open_sums, step, +1)
+        self._add_step_(self._counted, step, +1)
         self._total = self.total + self.n * step
         self._pivot = pivot
         return self
@@ -190,8 +196,23 @@ class Moments:
         self._total = torch.zeros_like(self._pivot)
         self._start_squares(torch.float64 if rows.device.type == "cpu" else self.kept)
 
+    @property
+    def _counted(self) -> dict[str, Tensor]:
+        """The open sums as they are, of a Gram the upper blocks."""
+        return {"gram": self._gram}
+
     def _start_squares(self, counted: torch.dtype) -> None:
+        self._is_exact = is_exact(self._pivot.shape[-1], self._pivot.device)
         self._gram = torch.zeros(*self._pivot.shape, self._pivot.shape[-1], dtype=counted, device=self._pivot.device)
+
+    @property
+    def _is_open(self) -> bool:
+        return self._gram.dtype != self.kept
+
+    def _narrow_(self) -> Moments:
+        self._gram = self._gram.to(self.kept)
+        self._fill_lower_()
+        return self
 
     def _fill_lower_(self) -> None:
         if not self._symmetric:

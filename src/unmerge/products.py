@@ -10,6 +10,8 @@ from torch import Tensor
 
 # Features a block of the Gram; on the CPU a block of the product stays in the cache until it is added.
 _BLOCK = {"cpu": 256, "cuda": 768}
+# Features up to which float64 products cost a CPU little beside the layers around them.
+_NARROW = 1024
 
 
 @contextmanager
@@ -21,6 +23,11 @@ def full_precision() -> Iterator[None]:
         yield
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def is_exact(features: int, device: torch.device) -> bool:
+    """Whether products of rows with so many features are formed in float64: their sum is then that of any batches."""
+    return device.type == "cpu" and features <= _NARROW
 
 
 def add_gram_(gram: Tensor, rows: Tensor) -> None:

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from unmerge.moments import Moments
 from unmerge.pivots import mean_dominates
-from unmerge.products import add_product_
+from unmerge.products import add_product_, is_exact
 
 _DISTANCES = [(0, 0), (0, 1), (0, 2), *product((1, 2), range(-2, 3))]
 _TAPS = list(product((-1, 0, 1), (-1, 0, 1)))
+_WIDENED = 1 << 22  # elements of an input that are copied to float64 at a time
 
 
 def applies(module: nn.Module, inputs: Tensor) -> bool:
@@ -54,15 +55,22 @@ class ShiftedMoments:
 
     def update(self, inputs: Tensor) -> Tensor:
         """Count a batch (samples, channels, height, width); returns the sum of its rows for each sample."""
-        samples, channels, height, width = inputs.shape
-        # Places first: a run of places is then one matrix of rows, and no shift needs a copy.
-        image = inputs.permute(2, 3, 0, 1).contiguous()
-        shape = (len(_DISTANCES) + len(_BORDERS), channels, channels)
+        _, channels, height, width = inputs.shape
         if self.n == 0:
+            shape = (len(_DISTANCES) + len(_BORDERS), channels, channels)
             self._kept = torch.promote_types(inputs.dtype, torch.float32)
             self._blocks = torch.zeros(shape, dtype=torch.float64, device=inputs.device)
             self.total = torch.zeros(9 * channels, dtype=torch.float64, device=inputs.device)
-        blocks = torch.zeros(shape, dtype=self._kept, device=inputs.device)
+        if not is_exact(9 * channels, inputs.device):
+            return self._count(inputs)
+        size = max(1, _WIDENED // (channels * height * width))
+        return torch.cat([self._count(part.double()) for part in inputs.split(size)])
+
+    def _count(self, inputs: Tensor) -> Tensor:
+        samples, _, height, width = inputs.shape
+        # Places first: a run of places is then one matrix of rows, and no shift needs a copy.
+        image = inputs.permute(2, 3, 0, 1).contiguous()
+        blocks = torch.zeros_like(self._blocks, dtype=torch.promote_types(inputs.dtype, torch.float32))
         for block, (down, right) in zip(blocks, _DISTANCES, strict=False):
             _add_shifted(block, image, down, right)
         for block, (row, column, (down, right)) in zip(blocks[len(_DISTANCES) :], _BORDERS, strict=True):

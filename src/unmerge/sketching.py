@@ -80,18 +80,12 @@ class SketchedMoments(Moments):
 
     @property
     def sums(self) -> dict[str, Tensor]:
-        self.settle_()
-        return self.open_sums
+        return self._narrow_().open_sums
 
     @property
     def open_sums(self) -> dict[str, Tensor]:
         self._check_counted()
-        return {"sketch": self._sketch, "diagonal": self._diagonal}
-
-    def settle_(self) -> Moments:
-        self._check_counted()
-        self._sketch = self._sketch.to(self.kept)
-        return self
+        return self._counted
 
     def scatter_product(self, without: Tensor | None = None) -> Tensor:
         """S Ω with the scatter S about the mean, or with what is left of S without the scatter of some rows."""
@@ -102,6 +96,18 @@ class SketchedMoments(Moments):
 
     def __repr__(self) -> str:
         return f"{super().__repr__()[:-1]}, sketch={self.size})"
+
+    @property
+    def _counted(self) -> dict[str, Tensor]:
+        return {"sketch": self._sketch, "diagonal": self._diagonal}
+
+    @property
+    def _is_open(self) -> bool:
+        return self._sketch.dtype != self.kept
+
+    def _narrow_(self) -> Moments:
+        self._sketch = self._sketch.to(self.kept)
+        return self
 
     def _start_squares(self, counted: torch.dtype) -> None:
         if self._pivot.dim() > 1:

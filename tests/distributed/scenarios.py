@@ -270,6 +270,22 @@ def edits_of_convolutions_in_single_precision() -> dict[str, Any]:
     return found
 
 
+def edits_of_dealt_samples_in_single_precision() -> dict[str, Any]:
+    """By a DistributedSampler, so that other samples share a batch and others come first than in one process."""
+    models = {
+        "linear": _on_a_grid(mlp((40, 32, 24, 5), torch.float32)),
+        "convolutions": cnn(width=16, dtype=torch.float32),
+    }
+    pictures = images([1] * 40), images([0, 2, 3] * 20, seed=4)
+    parts = {"linear": _uneven(), "convolutions": [[_single(part)] for part in pictures]}
+    found: dict[str, Any] = {}
+    for kind, name in itertools.product(models, ("default", "edited head", "lda", "contrastive")):
+        recipe = RECIPES[name].but(skip_layers=0)
+        forget, retain = (_dealt(part) for part in parts[kind])
+        found[f"{kind}, {name}"] = tensors(fit(models[kind], forget, retain, init="zero", recipe=recipe))
+    return found
+
+
 def edits_of_transformers_in_single_precision() -> dict[str, Any]:
     found: dict[str, Any] = {kind: _edit_of_decoder(kind, torch.float32, split=False) for kind in ("gpt2", "mixtral")}
     forget, retain = ([_single(batch) for batch in part] for part in request(side=8))
@@ -548,6 +564,21 @@ def _broken() -> Iterator[Batch]:
 
 def _single(batch: Batch) -> Batch:
     return batch[0].float(), batch[1]
+
+
+def _on_a_grid(model: nn.Module) -> nn.Module:
+    """The model with coarse activations, so that batches which a processor rounds otherwise have the same."""
+    for module in model.modules():
+        if isinstance(module, nn.ReLU):
+            module.register_forward_hook(lambda _, __, output: (output * 256).round() / 256)
+    return model
+
+
+def _dealt(batches: list[Batch]) -> DataLoader[Any]:
+    """The samples in batches of 20, dealt out where there are several processes."""
+    every: Dataset[Any] = TensorDataset(*(torch.cat(parts) for parts in zip(*batches, strict=True)))
+    deal = DistributedSampler(every, shuffle=False) if distributed.size() > 1 else None
+    return DataLoader(every, batch_size=20, sampler=deal)
 
 
 def _uneven() -> tuple[list[Batch], list[Batch]]:

@@ -49,7 +49,8 @@ SINGLE = [
     "a_sketched_edit_in_single_precision",
     "sharded_decoders_in_single_precision",
 ]
-ALIKE = ["the_same_bits", "a_verdict_of_dealt_samples"]
+DEALT = "edits_of_dealt_samples_in_single_precision"
+ALIKE = [DEALT, "the_same_bits", "a_verdict_of_dealt_samples"]
 WRONG = {
     "other_weights": "different weights",
     "other_data": "do not see the same batches",
@@ -71,7 +72,7 @@ WRONG = {
 DOUBLE = ["an_edit", "sharded_decoders"]
 NAMES = [*DATA, *REQUESTS, *SINGLE, "sharded_decoders", *ALIKE, *WRONG, "written", "by_itself", "an_end"]
 # Three processes do what differs from two: shares that no two processes cover, and uneven parts of a weight.
-NAMES_OF_THREE = [*(name for name in DATA if name != "accelerated"), *SINGLE, "an_edit", "sharded"]
+NAMES_OF_THREE = [*(name for name in DATA if name != "accelerated"), *SINGLE, DEALT, "an_edit", "sharded"]
 NAMES_OF_THREE += ["one_failure", "dealt_with_repetition", "an_end"]
 
 
@@ -118,6 +119,14 @@ def test_in_single_precision_every_recipe_gives_the_edit_of_one_process(found, a
     assert not isinstance(expected, str), expected
     for own in found:
         check_close(own, expected, 1e-6)
+
+
+@of([DEALT])
+def test_batches_of_other_samples_give_the_edit_of_one_process(found, alone, name):
+    expected = alone(name)
+    assert not isinstance(expected, str), expected
+    for own in found:
+        check_close(own, expected, 1e-5)
 
 
 @of(DOUBLE)
