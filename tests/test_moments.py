@@ -271,7 +271,8 @@ def test_what_is_counted_in_double_precision_on_the_cpu_is_kept_in_the_rows_own(
         copies = [moments.clone(), moments + Moments.of(rows.to(kind)), moments.to("cpu")]
         assert all(part.open_sums["gram"].dtype == torch.float64 for part in copies)
         for part in (moments, *copies):
-            assert part.scatter.dtype == part.sums["gram"].dtype == part.open_sums["gram"].dtype == kept
+            assert part.scatter.dtype == part.sums["gram"].dtype == kept
+            assert part.settle_().open_sums["gram"].dtype == kept
             assert part.gram.equal(part.gram.mT)
 
 
@@ -301,3 +302,31 @@ def test_the_scatter_about_any_point_is_that_of_the_rows(kind: torch.dtype) -> N
     assert_close(moments.about(centre), shifted.mT @ shifted, **tolerance)
     assert_close(moments.about(centre), moments.scatter_about(centre).double(), rtol=1e-4, atol=1e-2)
     assert_moments(moments, rows, rtol=1e-5, atol=1e-3)
+
+
+@pytest.mark.parametrize("width", [16, 1100])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_a_pivot_of_rows_far_away_is_not_taken(kind: torch.dtype, width: int) -> None:
+    rows = torch.randn(400, width, generator=torch.Generator().manual_seed(0)).to(kind)
+    moments = Moments(torch.full((width,), 512.0))
+    for batch in rows.split(50):
+        moments.update(batch)
+    exact = rows.double() - rows.double().mean(0)
+    scatter = exact.mT @ exact
+    assert (moments.scatter.double() - scatter).norm() < 1e-5 * scatter.norm()
+
+
+def test_looking_at_sums_leaves_them_as_they_are() -> None:
+    rows = torch.randn(2000, 6, generator=torch.Generator().manual_seed(0)) + 3
+    looked, plain = Moments(), Moments()
+    for batch in rows.split(10):
+        plain.update(batch)
+        looked.update(batch).scatter.sum()
+    assert torch.equal(looked.scatter, plain.scatter)
+
+
+def test_sums_that_float32_cannot_hold_are_not_finite() -> None:
+    moments = Moments()
+    for _ in range(60):
+        moments.update(torch.randn(8, 4) * 2e18)
+    assert not moments.is_finite()

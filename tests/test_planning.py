@@ -98,7 +98,7 @@ def test_the_class_sums_of_both_sides_are_counted(whole):
     recipe = Recipe(layers=[""], basis="lda")
     (cost,) = plan(model, recipe, data=forget, retain=retain).groups[0].costs
     gram, class_sum = 4 * wide**2, 8 * (wide + 1)
-    assert cost.solving == 2 * gram + (2 + 18) * class_sum
+    assert cost.solving == 2 * gram + (2 + 18) * class_sum + 4 * wide * wide, "and the directions of the edit"
     assert cost.reading == 3 * gram + (2 + 18 + 18) * class_sum, "and those of the control"
     edit = fit(model, forget, retain, init="zero", recipe=recipe, memory="1MB", on_verdict="ignore")
     (group,) = edit.provenance["plan"]["passes"]

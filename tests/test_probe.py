@@ -173,12 +173,18 @@ def test_rows_that_a_mask_leaves_out_do_not_move_the_pivot():
     with hooked(model, [name], lambda _, __, given, *___: rows.append(given)):
         model(**batch)
     torch.testing.assert_close(found.pivots[name], rows[0][batch["attention_mask"].bool()].mean(0))
+    batch |= {"last": batch["attention_mask"].cumsum(1) == 9, "none": batch["attention_mask"] < 0}
+
+    def without_masks(model, batch):
+        return model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
+
     with evaluating(model):
-        last = probe(model, [name], batch, None, lambda batch: batch["attention_mask"].cumsum(1) == 9)
+        last = probe(model, [name], batch, without_masks, "last")
+        none = probe(model, [name], batch, without_masks, "none")
+        own = probe(model, [name], batch, without_masks, lambda batch: pytest.fail("asked of two samples"))
     torch.testing.assert_close(last.pivots[name], rows[0][0, -1])
-    with evaluating(model):
-        none = probe(model, [name], batch, None, lambda batch: batch["attention_mask"] < 0)
     assert not none.pivots
+    torch.testing.assert_close(own.pivots[name], found.pivots[name])
 
 
 def test_few_rows_in_half_precision_do_not_tell_whether_the_mean_dominates():

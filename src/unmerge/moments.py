@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from unmerge.errors import StatisticsError
-from unmerge.pivots import pivot_of
+from unmerge.pivots import is_far, pivot_of
 from unmerge.products import add_gram_, is_exact
 
 _WIDENED = 4096  # rows that are copied to float64 at a time
@@ -105,7 +105,7 @@ class Moments:
 
     def is_finite(self) -> Tensor:
         """Whether no sum has overflowed or met a NaN, as a tensor, so that asking needs no wait."""
-        return self._total.isfinite().all() & self._squares().isfinite().all()
+        return self._total.isfinite().all() & self._squares().to(self.kept).isfinite().all()
 
     @property
     def pivot(self) -> Tensor:
@@ -121,7 +121,8 @@ class Moments:
     def gram(self) -> Tensor:
         """Σ(x − pivot)(x − pivot)ᵀ, both triangles, in the type in which it is kept."""
         self._check_counted()
-        return self._narrow_()._gram
+        self._fill_lower_()
+        return self._gram.to(self.kept)
 
     @property
     def sums(self) -> dict[str, Tensor]:
@@ -189,8 +190,10 @@ class Moments:
     def _start(self, rows: Tensor) -> None:
         self.kept = torch.promote_types(rows.dtype, torch.float32)
         given, is_half = self._given, rows.dtype != self.kept
-        if given is None or (is_half and not given.to(rows.dtype).double().equal(given.double())):
-            given = pivot_of(rows)  # also where the pivot given is of other rows, since half precision cannot hold it
+        if given is not None and is_half and not given.to(rows.dtype).double().equal(given.double()):
+            given = None  # of other rows, since half precision cannot hold it
+        if given is None or is_far(given.to(rows.device), rows):
+            given = pivot_of(rows)
         self._is_shifted = not is_half or bool(given.any())
         self._pivot = given.to(rows.device, rows.dtype).double()
         self._total = torch.zeros_like(self._pivot)

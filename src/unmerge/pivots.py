@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 _MEAN_TO_DEVIATION = 10.0
+_SOME = 4096  # rows that are looked at
 
 
 def pivot_of(rows: Tensor) -> Tensor:
@@ -23,7 +24,12 @@ def pivot_of(rows: Tensor) -> Tensor:
 
 def mean_dominates(rows: Tensor) -> Tensor:
     """In which channels the mean is so much larger than the deviation that float32 sums need a pivot."""
-    some = rows[..., :4096, :].float()
+    some = rows[..., :_SOME, :].float()
     mean, deviation = some.mean(-2), some.std(-2, correction=0)
     # A channel that never changes has no deviation to lose.
     return (mean.abs() > _MEAN_TO_DEVIATION * deviation) & (deviation > 0)
+
+
+def is_far(pivot: Tensor, rows: Tensor) -> bool:
+    """Whether a pivot, which other rows may have given, lies too far from these for sums of float32 products."""
+    return bool(mean_dominates(rows[..., :_SOME, :].float() - pivot.float().unsqueeze(-2)).any())

@@ -83,7 +83,7 @@ class ShiftedMoments:
 
     def is_finite(self) -> Tensor:
         """Whether no sum has overflowed or met a NaN, as a tensor, so that asking needs no wait."""
-        return self.total.isfinite().all() & self._blocks.diagonal(dim1=-2, dim2=-1).isfinite().all()
+        return self.total.isfinite().all() & self._blocks.diagonal(dim1=-2, dim2=-1).to(self._kept).isfinite().all()
 
     def finish(self) -> Moments:
         """The same moments in their usual form, features ordered as an unfolded weight is."""

@@ -80,7 +80,8 @@ class SketchedMoments(Moments):
 
     @property
     def sums(self) -> dict[str, Tensor]:
-        return self._narrow_().open_sums
+        self._check_counted()
+        return {"sketch": self._sketch.to(self.kept), "diagonal": self._diagonal}
 
     @property
     def open_sums(self) -> dict[str, Tensor]:
