@@ -105,6 +105,6 @@ def test_the_class_sums_of_both_sides_are_counted(whole):
     assert group["bytes"] == cost.solving + cost.working
     held = [collect(model, forget), retain if whole else collect(model, retain)]
     layers = [part[""] for part in held]
-    assert cost.solving == sum(
+    assert cost.solving == 4 * wide * wide + sum(
         part.moments.gram.nbytes + part.class_sums.nbytes + part.class_rows.nbytes for part in layers
     )
