@@ -276,7 +276,7 @@ def test_parts_of_a_mixture_equal_the_whole():
     forget, retain = batches(range(3), 3, 10), batches(range(10, 14), 8)
     recipe = Recipe(layers="mlp", rank=2, retain_rank=2)
     options = {"init": "zero", "recipe": recipe, "on_verdict": "ignore"}
-    expected, found = fit(model, forget, retain, **options), fit(model, forget, retain, memory=215_000, **options)
+    expected, found = fit(model, forget, retain, **options), fit(model, forget, retain, memory=226_000, **options)
     assert len(found.provenance["plan"]["passes"]) > 2
     assert found.layers.keys() == expected.layers.keys()
     for name, layer in expected.layers.items():

@@ -49,7 +49,7 @@ def test_products_are_those_of_the_rows(counts: tuple[int, int, int], features: 
 
 
 def test_sums_hold_no_matrix_of_their_own_until_they_are_asked_to() -> None:
-    first, second = (Moments.of(rows_of(50, 40, seed, torch.float32)) for seed in (0, 1))
+    first, second = (Moments.of(rows_of(50, 40, seed, torch.float32)).settle_() for seed in (0, 1))
     before = first.gram.clone()
     found = Scatter.of(first) + Scatter.of(second) - Scatter.of(first)
     assert [(sign, id(gram)) for sign, gram in found.grams] == [
