@@ -14,7 +14,7 @@ from unmerge.chosen import ChosenSamples
 from unmerge.distributed import OwnShare, agreed, exchange, rank, same_everywhere, size
 from unmerge.errors import DataError, RankError
 from unmerge.fingerprint import fingerprint
-from unmerge.samplers import Batches, are_apart, listed, one_seed
+from unmerge.samplers import Batches, are_apart, are_equal, listed, one_seed
 from unmerge.shares import ChosenShare, EveryOther, GivenShare, Piece, Share, not_the_same
 
 _FORWARDED = (
@@ -58,6 +58,8 @@ def _looked_up(loader: DataLoader[Any], batch_sampler: Iterable[Any], what: str)
     dataset: Any = loader.dataset
     samples = agreed(len(dataset), f"{what}: the processes' datasets have different lengths")
     batches = listed(batch_sampler, samples, what)
+    if are_equal(batches):  # as of a loader that does not shuffle: the quick way
+        return DealtShare(loader, batches, what)
     if are_apart(batches, batch_sampler, samples, what):
         return GivenShare(_loader_of(loader, batches))
     # The order is drawn by the first process, so that a loader may shuffle.

@@ -172,11 +172,16 @@ def gathered(value: Value) -> list[Value]:
     return [_sent(content, place, length) for place, length in enumerate(exchange(len(content)))]
 
 
-def add_up_(tensor: Tensor) -> Tensor:
-    """The sum of all processes' tensors, in place; the same bits in each of them."""
+def add_up_(tensor: Tensor, *others: Tensor) -> Tensor:
+    """The sum of all processes' tensors, in place; the same bits in each of them. Small others go in one message."""
     if size() > 1:
+        tensors = [tensor, *others]
+        message = torch.cat([each.flatten() for each in tensors]) if others else tensor
         with _answering():
-            dist.all_reduce(tensor, group=_group_of(tensor))
+            dist.all_reduce(message, group=_group_of(message))
+        if others:
+            for each, part in zip(tensors, message.split([each.numel() for each in tensors]), strict=True):
+                each.copy_(part.view_as(each))
     return tensor
 
 

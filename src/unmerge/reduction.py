@@ -127,7 +127,12 @@ def _layer(
         if slot in mine:
             mine[slot].move_pivot_(pivots[place])
             totals[place] = mine[slot].total
-    add_up_(totals)
+    class_rows = totals.new_zeros(len(labels) if known["by_class"] else 0)
+    class_sums = totals.new_zeros(len(class_rows), *features)
+    if own is not None and known["by_class"]:
+        places = torch.tensor([labels.index(label) for label in own_labels], dtype=torch.int64, device=device)
+        class_rows[places], class_sums[places] = own.class_rows, own.class_sums
+    add_up_(totals, class_rows, class_sums)
     found = {}
     for place, slot in enumerate(slots):
         zeros = {
@@ -141,16 +146,8 @@ def _layer(
     if None not in found:
         by_place = {labels.index(slot): moments for slot, moments in found.items() if slot is not None}
         return of_classes(by_place, len(labels)).settle_()
-    result = LayerStatistics(found[None]).settle_()
-    if known["by_class"]:
-        places = torch.tensor([labels.index(label) for label in own_labels], dtype=torch.int64, device=device)
-        result.class_rows = torch.zeros(len(labels), dtype=torch.float64, device=device)
-        result.class_sums = result.class_rows.new_zeros(len(labels), *features)
-        if own is not None:
-            result.class_rows[places], result.class_sums[places] = own.class_rows, own.class_sums
-        add_up_(result.class_rows)
-        add_up_(result.class_sums)
-    return result
+    result = LayerStatistics(found[None], class_rows, class_sums) if known["by_class"] else LayerStatistics(found[None])
+    return result.settle_()
 
 
 def _sample(own: Tensor | None, draws: list[Drawn], shape: list[Any], device: torch.device) -> tuple[Tensor, Drawn]:

@@ -53,18 +53,23 @@ def listed(batch_sampler: Iterable[Any], samples: int, what: str) -> Batches:
     return found
 
 
+def are_equal(value: Any) -> bool:
+    """Whether every process has the same value, as its repr shows it."""
+    return len(set(exchange(hashlib.sha256(repr(value).encode()).hexdigest()))) == 1
+
+
 def are_apart(own: Batches, batch_sampler: Iterable[Any], samples: int, what: str) -> bool:
     """Whether each process's sampler gives samples that no other gives, and not the same to all.
 
     own: what the sampler gave in this process. Samples that overlap without being the same are an error.
     """
-    if _are_equal(_checksum(own)):
+    if are_equal(_distinct(own)):
         return False
     # What is drawn at random, as with replacement, differs between processes, but not from one seed.
     with one_seed(*_generators(batch_sampler)):
         again = listed(batch_sampler, samples, what)
     can_be_listed_again = len(again) == len(own)
-    if all(exchange(can_be_listed_again)) and _are_equal(_checksum(again)):
+    if all(exchange(can_be_listed_again)) and are_equal(_distinct(again)):
         return False
     given = gathered(_distinct(own))
     times = Counter(index for indices in given for index in indices)
@@ -80,17 +85,9 @@ def are_apart(own: Batches, batch_sampler: Iterable[Any], samples: int, what: st
     )
 
 
-def _are_equal(value: Any) -> bool:
-    return len(set(exchange(value))) == 1
-
-
 def _distinct(batches: Batches) -> list[str]:
     """The indices, which may be keys of any kind, each once and in order."""
     return sorted({str(index) for indices in batches for index in indices}, key=lambda index: (len(index), index))
-
-
-def _checksum(batches: Batches) -> str:
-    return hashlib.sha256("\n".join(_distinct(batches)).encode()).hexdigest()
 
 
 def _generators(batch_sampler: Any) -> list[torch.Generator]:
