@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from decoders import decoder, padded, sentences
 from networks import CONVOLUTIONS, Batch, batched, samples
-from unmerge import collect, unfolding
+from unmerge import accumulation, collect, unfolding
 from unmerge.accumulation import Accumulator, Keep, LayerStatistics, Reservoir
 from unmerge.counting import Counting
 from unmerge.errors import DataError
@@ -40,8 +40,10 @@ def facts_of(labels: Tensor | None, size: int, mask: Tensor | None = None) -> Ba
     return BatchFacts(size=size, codes=labels, present=present, classes=4, counting=counting)
 
 
-def accumulate(module: nn.Module, batches: Sequence[Batch], labelled: bool = True, **kept: int) -> LayerStatistics:
-    accumulator = Accumulator(module, labelled, Keep(**kept))
+def accumulate(
+    module: nn.Module, batches: Sequence[Batch], labelled: bool = True, pivot: Tensor | None = None, **kept: int
+) -> LayerStatistics:
+    accumulator = Accumulator(module, labelled, Keep(**kept), pivot=pivot)
     for inputs, labels in batches:
         accumulator.add(inputs, facts_of(labels if labelled else None, len(inputs)))
     return accumulator.finish()
@@ -52,10 +54,21 @@ def direct(module: nn.Module, inputs: Tensor, chosen: Tensor | slice = slice(Non
     return rows(module, inputs)[..., chosen, :, :].flatten(-3, -2)
 
 
-def assert_same(found: Moments, expected: Moments) -> None:
+def assert_same(found: Moments, expected: Moments, **within: float) -> None:
     assert found.n == expected.n
-    assert_close(found.mean, expected.mean)
-    assert_close(found.scatter, expected.scatter)
+    assert_close(found.mean, expected.mean, **within)
+    assert_close(found.scatter, expected.scatter, **within)
+
+
+def assert_same_statistics(found: LayerStatistics, expected: LayerStatistics, **within: float) -> None:
+    assert_same(found.moments, expected.moments, **within)
+    assert_close(found.class_rows, expected.class_rows)
+    assert_close(found.class_sums, expected.class_sums, **within)
+    assert sorted(found.class_moments) == sorted(expected.class_moments)
+    for label, moments in found.class_moments.items():
+        assert_same(moments, expected.class_moments[label], **within)
+    assert (found.sample is None) == (expected.sample is None)
+    assert found.sample is None or found.sample.equal(expected.sample)
 
 
 labellings = st.lists(st.integers(0, 3), min_size=1, max_size=10)
@@ -92,21 +105,36 @@ def test_full_class_moments_are_those_of_each_class_and_add_up(kind, labels, siz
         assert_close(found.class_sums[label], own.sum(-2))
 
 
+kept_options = pytest.mark.parametrize(
+    "options", [{}, {"full": True}, {"full": True, "max_points": 50}, {"sample": 10_000}], ids=str
+)
+
+
 @pytest.mark.parametrize("kind", ["unfolded", "grouped"])
-@pytest.mark.parametrize("options", [{}, {"full": True}, {"full": True, "max_points": 50}, {"sample": 10_000}], ids=str)
+@kept_options
 def test_unfolding_in_pieces_changes_nothing(kind, options, monkeypatch):
     module, shape = LAYERS[kind]
     batches = batched(samples(shape, [0, 1, 1, 2, 0, 1, 3]), 4)
     expected = accumulate(module, batches, **options)
     monkeypatch.setitem(unfolding.CHUNK, "cpu", 1)  # a sample at a time
-    found = accumulate(module, batches, **options)
-    assert_same(found.moments, expected.moments)
-    assert_close(found.class_rows, expected.class_rows)
-    assert_close(found.class_sums, expected.class_sums)
-    for label, moments in found.class_moments.items():
-        assert_same(moments, expected.class_moments[label])
-    if "sample" in options:
-        assert found.sample.equal(expected.sample)
+    assert_same_statistics(accumulate(module, batches, **options), expected)
+
+
+@pytest.mark.parametrize("mean", [0.0, 100.0], ids=["zero", "far"])  # the second needs a pivot
+@kept_options
+def test_features_that_are_counted_taps_first_end_in_the_order_of_the_weight(mean, options, monkeypatch):
+    module, shape = LAYERS["unfolded"]
+    inputs, labels = samples(shape, [0, 1, 1, 2, 0, 1, 3])
+    batches = batched((inputs + mean * torch.arange(1.0, 5).view(4, 1, 1), labels), 4)
+    pivot = rows(module, batches[0][0]).flatten(0, 1).mean(0)
+    expected = accumulate(module, batches, pivot=pivot, **options)
+    monkeypatch.setattr(accumulation, "can_be_taps_first", lambda *_: True)
+    with monkeypatch.context() as patch:
+        used = []
+        unfold = unfolding.rows_taps_first
+        patch.setattr(unfolding, "rows_taps_first", lambda *given: used.append(1) or unfold(*given))
+        assert_same_statistics(accumulate(module, batches, pivot=pivot, **options), expected)
+    assert used
 
 
 def test_without_labels_there_is_nothing_by_class():
@@ -312,3 +340,17 @@ def test_the_places_of_what_counts_are_those_of_the_mask(mask, data):
     assert counting.rows(slice(4 * start, 4 * stop), 1).tolist() == expected, "as rows of single tokens"
     assert counting.rows(slice(start, stop + 9), 4).tolist()[: len(expected)] == expected
     assert counting.rows(slice(None), 4).tolist() == mask.flatten().nonzero()[:, 0].tolist()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("kind", ["by shift", "unfolded", "grouped", "depthwise"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_channels_last_images_count_on_a_gpu_as_on_the_cpu(kind, dtype):
+    module, shape = LAYERS[kind]
+    inputs, labels = samples(shape, [0, 1, 1, 2, 0, 1, 3])
+    batches = batched((inputs.to(dtype), labels), 4)
+    there = [(images.cuda().to(memory_format=torch.channels_last), labels.cuda()) for images, labels in batches]
+    here = [(images.float(), labels) for images, labels in batches]
+    for options in ({}, {"full": True}):
+        found, expected = accumulate(module, there, **options).to("cpu"), accumulate(module, here, **options)
+        assert_same_statistics(found, expected, rtol=1e-5, atol=1e-3)

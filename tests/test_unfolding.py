@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from networks import CONVOLUTIONS, conv1d_net
 from unmerge import unfolding
 from unmerge.layers import weight_matrix
-from unmerge.unfolding import agrees, chunks, geometry, rows
+from unmerge.unfolding import agrees, channels_first, chunks, geometry, rows, rows_taps_first
 
 
 def product(module: nn.Module, inputs: Tensor) -> Tensor:
@@ -64,7 +64,12 @@ def test_any_geometry_of_a_convolution_unfolds(
     assume(padding != "same" or stride == (1, 1))
     module = nn.Conv2d(4, 8, kernel, stride, padding, dilation, groups, bias, padding_mode=mode).double()
     inputs = images(2, 4, *size)
-    assert_convolves(module, inputs.to(memory_format=torch.channels_last) if channels_last else inputs)
+    inputs = inputs.to(memory_format=torch.channels_last) if channels_last else inputs
+    assert_convolves(module, inputs)
+    if groups == 1:
+        for given_as in (inputs, inputs.bfloat16()):
+            moved = rows_taps_first(module, given_as)
+            assert moved[..., channels_first(module)].equal(rows(module, given_as))
 
 
 def test_an_unbatched_image_and_a_view_unfold():

@@ -16,7 +16,7 @@ from unmerge.moments import Moments
 from unmerge.products import is_exact
 from unmerge.sampling import Drawn, Reservoir
 from unmerge.sketching import SketchedMoments, sketched
-from unmerge.unfolding import chunks
+from unmerge.unfolding import can_be_taps_first, channels_first, chunks
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,17 @@ class LayerStatistics:
             moments.settle_()
         return self
 
+    def reordered(self, order: Tensor) -> LayerStatistics:
+        """The same with the features in another order, given by their places now."""
+        order = order.to(self.device)
+        return LayerStatistics(
+            self.moments.reordered(order),
+            self.class_rows,
+            self.class_sums[:, order] if len(self.class_sums) else self.class_sums,
+            {code: moments.reordered(order) for code, moments in self.class_moments.items()},
+            None if self.sample is None else self.sample[..., order],
+        )
+
     def to(self, device: torch.device | str) -> LayerStatistics:
         return LayerStatistics(
             self.moments.to(device),
@@ -102,6 +113,7 @@ class Accumulator:
         self._class_sums, self._class_rows = _nothing(), _nothing()
         self._reservoir = Reservoir(keep.sample, keep.seed) if keep.sample else None
         self._by_shift: bool | None = None
+        self._order: Tensor | None = None  # where the features of the weight stand, if these are counted taps first
         self._signs: Tensor | None = None  # those of a sketch, held so that they are not made anew for each batch
 
     @property
@@ -124,6 +136,8 @@ class Accumulator:
             bounded = self._reservoir is not None or self._max_points is not None or facts.counting is not None
             bounded = bounded or self._sketch is not None
             self._by_shift = not bounded and self._is_summed_by_shift(inputs)
+            if not self._by_shift and self._sketch is None and can_be_taps_first(self._module, inputs):
+                self._order = channels_first(self._module)
         if self._by_shift:
             self._add_by_shift(inputs, facts)
         else:
@@ -140,7 +154,7 @@ class Accumulator:
             result = LayerStatistics(next(iter(finished.values())), self._class_rows, self._class_sums)
         if self._reservoir is not None:
             result.sample = self._reservoir.rows
-        return result
+        return result if self._order is None else result.reordered(self._order)
 
     @property
     def drawn(self) -> Drawn | None:
@@ -158,7 +172,7 @@ class Accumulator:
                 self._add_class_sums(sums, sums.new_full((len(inputs),), places), codes, facts.classes)
 
     def _add_rows(self, inputs: Tensor, facts: BatchFacts) -> None:
-        for part, rows in chunks(self._module, inputs):
+        for part, rows in chunks(self._module, inputs, self._order is not None):
             samples, places = rows.shape[-3:-1]
             codes = self._codes(facts, len(inputs) if inputs.dim() > 1 else 1)
             codes = None if codes is None else codes[part]
@@ -191,7 +205,11 @@ class Accumulator:
                 self._reservoir.offer(flat, facts.number)
 
     def _nothing_yet(self) -> Moments:
-        return Moments(self._pivot) if self._sketch is None else SketchedMoments(self._sketch, self._pivot)
+        if self._sketch is not None:
+            return SketchedMoments(self._sketch, self._pivot)
+        if self._order is None or self._pivot is None:
+            return Moments(self._pivot)
+        return Moments(self._pivot[self._order.argsort()])
 
     def _is_summed_by_shift(self, inputs: Tensor) -> bool:
         if self._pivot is None:

@@ -183,6 +183,11 @@ class Moments:
         sums = {name: part[index] for name, part in self.open_sums.items()}
         return self._of(self.n, self.pivot[index], self.total[index], sums, self.kept)
 
+    def reordered(self, order: Tensor) -> Moments:
+        """The same with the features in another order, given by their places now."""
+        gram = self.open_sums["gram"][..., order, :][..., order]
+        return self._of(self.n, self.pivot[..., order], self.total[..., order], {"gram": gram}, self.kept)
+
     def __repr__(self) -> str:
         shape = "empty" if self.n == 0 else f"features={tuple(self._pivot.shape)}"
         return f"Moments(n={self.n}, {shape})"

@@ -42,8 +42,8 @@ def add_product_(out: Tensor, left: Tensor, right: Tensor) -> None:
     """out += left @ right; the product is in the factors' type, float32 at least, whatever that of the sum is."""
     if left.is_cuda and left.dtype in (torch.bfloat16, torch.float16):
         # Half-precision inputs, float32 sums: the products are exact and the matrix units run at full rate.
-        product = torch.bmm if out.dim() == 3 else torch.mm
-        out += product(left, right, out_dtype=out.dtype)
+        add_product = torch.baddbmm if out.dim() == 3 else torch.addmm
+        add_product(out, left, right, out_dtype=out.dtype, out=out)
         return
     kind = torch.promote_types(left.dtype, torch.float32)
     left, right = left.to(kind), right.to(kind)

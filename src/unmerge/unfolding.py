@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -23,14 +24,45 @@ def rows(module: nn.Module, inputs: Tensor) -> Tensor:
     if not isinstance(module, nn.Conv2d):
         inputs = inputs.reshape(1, -1) if inputs.dim() == 1 else inputs
         return inputs.reshape(inputs.shape[0], math.prod(inputs.shape[1:-1]), inputs.shape[-1])
-    image = _padded(module, _batched(inputs))
+    patches = _patches(module, _padded(module, _batched(inputs)))  # the reshape makes the one copy
+    groups, samples, high, wide, *_ = patches.shape
+    unfolded = patches.reshape(groups, samples, high * wide, math.prod(patches.shape[-3:]))
+    return unfolded if groups > 1 else unfolded[0]
+
+
+def rows_taps_first(module: nn.Conv2d, inputs: Tensor) -> Tensor:
+    """The rows of a convolution without groups, features ordered (height, width, channel) as channels-last images are.
+
+    A GPU copies them in pieces of eight bytes, several times as fast as by single channels.
+    """
+    image = _padded(module, _batched(inputs)).permute(0, 2, 3, 1).contiguous()
+    pieces = image.view(torch.int64).permute(0, 3, 1, 2)
+    unfolded = _patches(module, pieces)[0].movedim(3, -1).clone(memory_format=torch.contiguous_format)
+    return unfolded.flatten(1, 2).flatten(2).view(image.dtype)
+
+
+def can_be_taps_first(module: nn.Module, inputs: Tensor) -> TypeGuard[nn.Conv2d]:
+    """Whether rows in that order are quick to make."""
+    if not isinstance(module, nn.Conv2d) or module.groups > 1 or not inputs.is_cuda or inputs.dim() != 4:
+        return False
+    fits = module.in_channels % 4 == 0 and math.prod(module.kernel_size) > 1
+    return fits and inputs.is_contiguous(memory_format=torch.channels_last)
+
+
+def channels_first(module: nn.Conv2d) -> Tensor:
+    """The places among features that stand taps first of those in the order of the weight."""
+    taps = math.prod(module.kernel_size)
+    return torch.arange(taps * module.in_channels).view(taps, module.in_channels).mT.flatten()
+
+
+def _patches(module: nn.Conv2d, image: Tensor) -> Tensor:
+    """A view (groups, samples, height, width, channels, *kernel) in which every place of the output sees its patch."""
     samples, channels = image.shape[:2]
     (high, wide), (down, right), (rise, run) = module.kernel_size, module.stride, module.dilation
     out_height, out_width = _places(module, image)
     groups = module.groups
     by_sample, by_channel, by_row, by_column = image.stride()
-    # A view in which every place of the output sees its patch; the reshape makes the one copy.
-    patches = image.as_strided(
+    return image.as_strided(
         (groups, samples, out_height, out_width, channels // groups, high, wide),
         (
             by_channel * (channels // groups),
@@ -43,21 +75,19 @@ def rows(module: nn.Module, inputs: Tensor) -> Tensor:
         ),
         image.storage_offset(),
     )
-    unfolded = patches.reshape(groups, samples, out_height * out_width, -1)
-    return unfolded if groups > 1 else unfolded[0]
 
 
-def chunks(module: nn.Module, inputs: Tensor) -> Iterator[tuple[slice, Tensor]]:
+def chunks(module: nn.Module, inputs: Tensor, taps_first: bool = False) -> Iterator[tuple[slice, Tensor]]:
     """The rows of some samples at a time, so that unfolding needs bounded memory."""
     if not isinstance(module, nn.Conv2d):
         yield slice(None), rows(module, inputs)
         return
-    inputs = _batched(inputs)
-    one = rows(module, inputs[:1])
+    inputs, unfold = _batched(inputs), rows_taps_first if taps_first else rows
+    one = unfold(module, inputs[:1])
     size = max(1, CHUNK["cuda" if inputs.is_cuda else "cpu"] // max(1, one.numel()))
     for start in range(0, len(inputs), size):
         part = slice(start, start + size)
-        yield part, rows(module, inputs[part])
+        yield part, unfold(module, inputs[part])
 
 
 def geometry(module: nn.Module) -> tuple[object, ...]:
