@@ -1,5 +1,8 @@
 """Passes that end behind the last wanted block, and those that may not."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -51,6 +54,27 @@ def test_what_is_caught_on_the_way_does_not_hide_the_end():
     found = collect(model, data(), "mlp:last2", forward=forward)
     for name, layer in expected.layers.items():
         torch.testing.assert_close(found[name].moments.scatter, layer.moments.scatter)
+
+
+def test_a_pass_that_ends_early_leaves_no_activations_behind():
+    model, activations = decoder("llama"), []
+
+    def forward(model, batch):
+        hidden, raised = torch.zeros(1000), []
+        activations.append(weakref.ref(hidden))
+        try:
+            return model(**batch)
+        except BaseException as error:
+            raised.append((error, raised))  # a cycle: the error knows this frame, and this frame the error
+            raise
+
+    gc.disable()  # which would come late: it counts objects, not their size
+    try:
+        collect(model, data(), "re:layers.1.mlp", forward=forward)
+        assert len(activations) == 6
+        assert [place for place, hidden in enumerate(activations) if hidden() is not None] == []
+    finally:
+        gc.enable()
 
 
 class Block(nn.Module):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from traceback import clear_frames
 from typing import Any
 
 from torch import nn
@@ -45,8 +46,9 @@ class LastBlock:
         handle = self._block.register_forward_hook(self._returned)
         try:
             yield
-        except _Enough:
-            pass
+        except _Enough as enough:
+            # Some wrappers around a forward pass hold on to what is raised in them, and with it to its activations.
+            clear_frames(enough.__traceback__)
         finally:
             handle.remove()
         self._is_proven = self._returns == 1 and not self._called_behind
