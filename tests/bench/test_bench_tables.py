@@ -41,6 +41,41 @@ def test_check_fails_where_a_page_differs(root: Path, monkeypatch: pytest.Monkey
     assert "old" in (root / "README.md").read_text()
 
 
+@pytest.fixture
+def several(tmp_path: Path) -> Path:
+    """Two requests, of which the second has a row more."""
+    columns = [Column("ToW", "higher", 3), Column("KL", "lower", 1)]
+    for name, cells in (
+        ("trees", {"mask": (0.9, 2.0), "unmerge": (0.98, 1.0)}),
+        ("wolf", {"mask": (0.8, 1.0), "unmerge": (1.0, 2.0), "paper": (0.5, 9.0)}),
+    ):
+        rows = {row: {"ToW": Figure(first, 0.1, 0.2), "KL": Figure(second)} for row, (first, second) in cells.items()}
+        summary = Table("summary", columns, rows)
+        Evaluation({"summary": summary}, {}, {}).to_json(tmp_path / f"{name}-zero.json")
+    return tmp_path
+
+
+def test_means_over_several_results_are_of_the_rows_that_all_have(several: Path) -> None:
+    lines = tables.table("*-zero", several).splitlines()
+    assert lines[2:4] == ["| mask | 0.850 | 1.5 |", "| unmerge | **0.990** | 1.5 |"]
+    assert not any("paper" in line for line in lines)
+
+
+def test_a_row_of_several_results_has_their_mean_below(several: Path) -> None:
+    assert tables.table("*-zero@unmerge", several).splitlines()[2:5] == [
+        "| trees | 0.980 | 1.0 |",
+        "| wolf | 1.000 | 2.0 |",
+        "| mean | 0.990 | 1.5 |",
+    ]
+    assert [line.split(" | ")[0] for line in tables.table("*-zero@paper", several).splitlines()[2:4]] == [
+        "| wolf",
+        "| mean",
+    ]
+    for name in ("*-zero@nobody", "*-pretrained"):
+        with pytest.raises(FileError, match="a page shows"):
+            tables.table(name, several)
+
+
 def test_a_missing_result_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="there is no"):
         tables.table("nothing", tmp_path)

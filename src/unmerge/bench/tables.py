@@ -4,7 +4,8 @@
     python -m unmerge.bench.tables --check    # fails where a block differs from its results
 
 A block stands between `<!-- results:NAME -->` and `<!-- /results -->`. NAME is a file of results/ without its suffix:
-the summary table of an evaluation (digits, cifar100/trees-zero-0), or "NAME:TABLE" for another of its tables.
+the summary table of an evaluation (digits, cifar100/trees-zero-0), or "NAME:TABLE" for another of its tables. Of many
+files (cifar100/*-zero-0) it is the mean of every row that all of them have, or with "NAME@ROW" that row of each.
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ import argparse
 import json
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 from unmerge.errors import FileError
-from unmerge.evaluation import Evaluation
+from unmerge.evaluation import Evaluation, Figure, Table
 
-_BLOCK = re.compile(r"(<!-- results:(\S+) -->\n).*?(<!-- /results -->)", re.DOTALL)
+_BLOCK = re.compile(r"(<!-- results:(.+?) -->\n).*?(<!-- /results -->)", re.DOTALL)
 
 
 def main() -> None:
@@ -46,14 +50,62 @@ def rendered(text: str, results: Path) -> str:
 
 
 def table(name: str, results: Path) -> str:
-    """One table of an evaluation as Markdown."""
+    """One table of an evaluation, or over several, as Markdown."""
+    several, _, row = name.partition("@")
+    if "*" in several:
+        return _lines(_each(several, row, results) if row else _means(several, results))
     file, _, title = name.partition(":")
     path = results / f"{file}.json"
     if not path.is_file():
         raise FileError(f"a page shows results:{name}, but there is no {path}. Run the benchmark that writes it.")
-    found = Evaluation.from_dict(json.loads(path.read_text()))
-    only = replace(found, tables={title or "summary": found[title or "summary"]}, missing={})
-    lines = only.to_markdown().strip().splitlines()
+    found = _read(path)
+    return _lines(found[title or "summary"], found.settings)
+
+
+def _means(pattern: str, results: Path) -> Table:
+    """The mean over the files of every row of their summaries that all have."""
+    summaries = _summaries(pattern, results)
+    first = next(iter(summaries.values()))
+    cells = {
+        row: _mean([summary[row] for summary in summaries.values()])
+        for row in first.cells
+        if all(row in summary.cells for summary in summaries.values())
+    }
+    return replace(first, cells=cells)
+
+
+def _each(pattern: str, row: str, results: Path) -> Table:
+    """One row of the summaries of the files that have it, and their mean."""
+    found = {name: summary[row] for name, summary in _summaries(pattern, results).items() if row in summary.cells}
+    if not found:
+        raise FileError(f"a page shows results:{pattern}@{row}, but no such file has a row {row!r}.")
+    first = next(iter(_summaries(pattern, results).values()))
+    cells = {name: {label: Figure(figure.value) for label, figure in own.items()} for name, own in found.items()}
+    return replace(first, cells={**cells, "mean": _mean(list(found.values()))}, anchors=[*cells, "mean"])
+
+
+def _mean(rows: list[dict[str, Figure]]) -> dict[str, Figure]:
+    """Of figures that all rows have."""
+    labels = [label for label in rows[0] if all(label in row for row in rows)]
+    return {label: Figure(fmean(row[label].value for row in rows)) for label in labels}
+
+
+def _summaries(pattern: str, results: Path) -> dict[str, Table]:
+    """The summary of every file that the pattern names, under what its name has in place of the star."""
+    before, _, after = pattern.partition("*")
+    files = sorted(results.glob(f"{pattern}.json"))
+    if not files:
+        raise FileError(f"a page shows results:{pattern}, but there is no such file in {results}.")
+    names = [str(path.relative_to(results)).removeprefix(before).removesuffix(f"{after}.json") for path in files]
+    return {name: _read(path)["summary"] for name, path in zip(names, files, strict=True)}
+
+
+def _read(path: Path) -> Evaluation:
+    return Evaluation.from_dict(json.loads(path.read_text()))
+
+
+def _lines(shown: Table, settings: Mapping[str, Any] | None = None) -> str:
+    lines = Evaluation({shown.title: shown}, {}, dict(settings or {})).to_markdown().strip().splitlines()
     start = next(place for place, line in enumerate(lines) if line.startswith("|"))
     return "\n".join(lines[start:]) + "\n"
 
