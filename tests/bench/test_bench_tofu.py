@@ -143,6 +143,15 @@ def test_models_of_one_name_and_other_weights_or_training_are_kept_apart(place: 
     assert folder_of("first").name.startswith("model-10-0.0001-32-all-")
 
 
+@pytest.mark.filterwarnings("ignore::unmerge.errors.UnmergeWarning")
+def test_warming_up_leaves_the_model_as_it_was(place: Path) -> None:
+    arguments = f"--data texts --model {place}/model --device cpu --limit 4 --epochs 1 --cache {place}/warm".split()
+    request = tofu.Benchmark(tofu._parser().parse_args(arguments), tofu_data.load(place / "data", limit=4))._request()
+    before = {name: value.clone() for name, value in request.model.state_dict().items()}
+    tofu_methods.warm_up(request)
+    assert all(value.equal(before[name]) for name, value in request.model.state_dict().items())
+
+
 def test_an_unknown_row_is_answered_with_the_near_name(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
     with pytest.raises(DataError, match="Did you mean 'contrastive 64'"):
         run(monkeypatch, place, "--only", "contrastive 65")

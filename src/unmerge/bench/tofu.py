@@ -22,7 +22,8 @@ import platform
 import re
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from unmerge.bench import tofu_data, tofu_models
 from unmerge.bench.caching import short_checksum
 from unmerge.bench.options import table_parser
 from unmerge.bench.tofu_explore import cells, explored
-from unmerge.bench.tofu_methods import Made, Request, methods
+from unmerge.bench.tofu_methods import Made, Request, methods, warm_up
 from unmerge.bench.tofu_tables import AGAIN, BASE, FINE_TUNED, RETRAINED, tables
 from unmerge.errors import DataError, UnmergeWarning, suggest
 from unmerge.evaluation import Evaluation
@@ -89,6 +90,9 @@ class Benchmark:
         }
         if self.options.floor:
             makers[AGAIN] = lambda: Made(self._retrained(again=True), 0.0)
+        if self.half:
+            with _quietly():
+                warm_up(request)
         answers: dict[str, Answers] = {}
         records: dict[str, dict[str, Any]] = {}
         for name, make in (makers | chosen).items():
@@ -150,8 +154,7 @@ class Benchmark:
         path = self.answers / f"{_slug(name)}.safetensors"
         record = path.with_suffix(".json")
         if not record.is_file():
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UnmergeWarning)
+            with _quietly():
                 made = make()
             options = {"new_tokens": self.options.new_tokens, "what": name}
             ask(made.model, self.tokenizer, self.data.splits, tofu_data.ASKED, **options).save(path)
@@ -185,6 +188,13 @@ class Benchmark:
             "versions": {"unmerge": __version__, "torch": torch.__version__, "python": platform.python_version()},
             "device": torch.cuda.get_device_name() if self.half else platform.processor(),
         }
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UnmergeWarning)
+        yield
 
 
 def _slug(name: str) -> str:

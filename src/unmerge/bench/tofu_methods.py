@@ -130,6 +130,14 @@ def methods(request: Request, rates: Sequence[float]) -> dict[str, Callable[[], 
     return found
 
 
+def warm_up(request: Request) -> None:
+    """An edit and a few steps of training on one batch: what a process loads on first use is no method's time."""
+    few = replace(request, forget=request.forget[:1], retain=request.retain[:1])
+    variant = variants(few.blocks)["contrastive 64, mean kept"]
+    fitted(few, variant, collected(few, variant.tokens, variant.recipe.layers))
+    METHODS["npo"](few.model, few.forget, few.retain, epochs=1, seed=few.seed)
+
+
 def edited(request: Request, variant: Variant, times: float = 1.0) -> Made:
     """A copy of the model with an edit whose strength is so many times what the forget set asks for."""
     start = time.perf_counter()
