@@ -154,7 +154,8 @@ def _classes(source: Source | None) -> int:
 def _edited(model: nn.Module, recipe: Recipe, view: View, given: Statistics | None) -> list[str]:
     if given is not None:
         return Request(None, None, given).layers(model, recipe)
-    return [name for name in view.selection.names if recipe.head != "keep" or name != head_of(model)]
+    kept = head_of(model) if recipe.head == "keep" else None
+    return [name for name in view.selection.names if name != kept]
 
 
 def _part(source: Any, view: View | None, model: nn.Module) -> Any:

@@ -68,8 +68,8 @@ class Request:
                     "layers to edit with Recipe(layers=...)."
                 )
             names = [name for name in names if name in collected]
-        if recipe.head == "keep":
-            names = [name for name in names if name != self.head(model)]
+        kept = self.head(model) if recipe.head == "keep" else None
+        names = [name for name in names if name != kept]
         if not names:
             raise LayerError("the recipe selects none of the layers that were collected.")
         return names
