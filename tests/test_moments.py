@@ -104,7 +104,7 @@ def test_nothing_counted_is_neutral_and_has_no_mean():
     for found in (Moments.of(rows) + Moments(), Moments() + Moments.of(rows), Moments.of(rows) - Moments()):
         assert_moments(found, rows)
     assert_moments(streamed([rows[:0], rows, rows[:0]]), rows)
-    for part in ("mean", "scatter", "gram", "pivot", "total"):
+    for part in ("mean", "variance", "scatter", "gram", "pivot", "total"):
         with pytest.raises(StatisticsError, match="no rows"):
             getattr(Moments(), part)
 
