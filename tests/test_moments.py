@@ -254,6 +254,14 @@ def test_other_batches_about_another_pivot_settle_to_the_same_bits():
         assert_close(found.gram, whole.gram, rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_are_counted_on_about_another_pivot(dtype):
+    rows = normal(400, 6).to(dtype)
+    moments = counted([rows[:100]], None).move_pivot_(torch.full((6,), 2.0, dtype=torch.float64))
+    moments.update(rows[100:])
+    assert_moments(moments, rows, rtol=1e-5, atol=1e-3)
+
+
 def test_what_is_settled_stays():
     moments = counted([data(50, 4).float() + 3], None).settle_()
     pivot, gram = moments.pivot.clone(), moments.gram.clone()

@@ -174,7 +174,7 @@ class Moments:
         step = self.pivot - pivot
         add_step_(self._sums, self.n, self.total, step, +1)
         self._total = self.total + self.n * step
-        self._pivot = pivot
+        self._pivot, self._is_shifted = pivot, True
         return self
 
     def group(self, index: int) -> Moments:
