@@ -601,6 +601,12 @@ def test_activations_that_are_not_finite_name_the_layer(value, batch, sample, la
         collect(mlp(), data, layers)
 
 
+def test_activations_whose_squares_single_precision_cannot_sum_name_the_layer():
+    data = [samples((6,), [0, 1, 1])[0].float() * 1e20]
+    with pytest.raises(DataError, match=r"layer '0' received .* so large that the sums of their squares are infinite"):
+        collect(mlp(dtype=torch.float32), data)
+
+
 def test_activations_that_become_infinite_inside_the_model_name_the_first_layer_that_received_them():
     model = nn.Sequential(nn.Linear(6, 6), nn.Hardtanh(), nn.Linear(6, 6), nn.Linear(6, 2)).double()
     with torch.no_grad():

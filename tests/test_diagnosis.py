@@ -22,7 +22,7 @@ from unmerge import Diagnosis, Recipe
 from unmerge.bench.digits import load_digits, train
 from unmerge.chosen import ChosenSamples
 from unmerge.diagnosis import LayerDiagnosis
-from unmerge.errors import DataError, InitError, StatisticsError
+from unmerge.errors import DataError, InitError, StatisticsError, UnmergeWarning
 from unmerge.recipe import BASES
 
 # The model, the shape of its inputs, and the layer that is looked at.
@@ -150,6 +150,22 @@ def test_every_number_of_every_kind_of_layer_is_that_of_all_rows(kind: str, basi
     assert found.forget_response <= found.forget_bound * (1 + 1e-9)
     assert found.retain_response <= found.retain_bound * (1 + 1e-9)
     assert (found.origin is None) == (init == "zero")
+
+
+def test_a_direction_that_is_the_mean_is_none_where_the_edit_is_orthogonal_to_it() -> None:
+    model, recipe = networks.mlp((6, 4)), small("pca", mean="orthogonal", layers=["0"], retain_rank=1)
+    noise = torch.randn(60, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    noise -= noise.mean(0)
+    forget = noise * torch.tensor([3.0, 2, 0, 0, 0, 0])
+    retain = noise * torch.tensor([0.0, 0, 0, 0, 1, 2]) + torch.tensor([5.0, 0, 0, 0, 0, 0])
+    labels = torch.zeros(60, dtype=torch.int64)
+    parts = [(forget, labels)], [(retain, labels + 1)]
+    found = unmerge.diagnose(*parts, model, recipe=recipe).layers["0"]
+    assert len(found.overlaps) == 1
+    assert found.captured == pytest.approx((forget[:, 1].square().sum() / forget.square().sum()).item())
+    with pytest.warns(UnmergeWarning, match="reduced: 0 to 1"):
+        edit = unmerge.fit(model, *parts, init="zero", recipe=recipe)
+    assert edit.layers["0"].rank == 1
 
 
 @pytest.mark.parametrize("solver", ["exact", "budgeted", "soft-threshold"])

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from unmerge.eigen import Product, captured, swept, top_eigenpairs
+from unmerge.eigen import captured, swept, top_eigenpairs
 
 SIZE = 1200  # above 1024, where a full decomposition is no longer made
 RANK = 24
@@ -47,6 +47,17 @@ def is_orthonormal(vectors: Tensor, tolerance: float = 1e-10) -> bool:
     """Whether the columns are orthonormal."""
     identity = torch.eye(vectors.shape[1], dtype=torch.float64)
     return bool((vectors.T @ vectors - identity).abs().max() < tolerance)
+
+
+class Counted:
+    """Products with a matrix, and how many were asked for."""
+
+    def __init__(self, matrix: Tensor) -> None:
+        self.matrix, self.products = matrix, 0
+
+    def __call__(self, block: Tensor) -> Tensor:
+        self.products += 1
+        return self.matrix @ block
 
 
 STEPS = torch.arange(SIZE, dtype=torch.float64)
@@ -168,37 +179,21 @@ def test_a_start_from_a_similar_matrix_needs_fewer_products_and_keeps_the_energy
     part = torch.randn(size, 40, generator=generator, dtype=torch.float64)
     rest = (rotation * values) @ rotation.mT
     whole = rest + 0.002 * values[0] / size * part @ part.mT
-    products = {"cold": 0, "warm": 0}
-
-    def counted(name: str) -> Product:
-        def multiply(block: torch.Tensor) -> torch.Tensor:
-            products[name] += 1
-            return rest @ block
-
-        return multiply
-
+    cold, warm = Counted(rest), Counted(rest)
     start = top_eigenpairs(whole, rank + 4)[1]
-    top_eigenpairs(counted("cold"), rank, like=rest)
-    found = top_eigenpairs(counted("warm"), rank, like=rest, start=start)[1]
-    assert products["warm"] < products["cold"]
+    top_eigenpairs(cold, rank, like=rest)
+    found = top_eigenpairs(warm, rank, like=rest, start=start)[1]
+    assert warm.products < cold.products
     assert captured(rest, found) > 0.9999 * values[:rank].sum()
 
 
 @pytest.mark.parametrize("name", SPECTRA)
 def test_a_bound_on_the_steps_ends_flat_spectra_early_and_keeps_their_energy(name: str) -> None:
     matrix, most = with_spectrum(SPECTRA[name]), 11
-    products = {"bounded": 0, "free": 0}
-
-    def counted(kind: str) -> Product:
-        def multiply(block: torch.Tensor) -> torch.Tensor:
-            products[kind] += 1
-            return matrix @ block
-
-        return multiply
-
-    values, vectors = top_eigenpairs(counted("bounded"), RANK, like=matrix, most=most)
-    top_eigenpairs(counted("free"), RANK, like=matrix)
-    assert products["bounded"] <= min(2 * most, products["free"])
+    bounded, free = Counted(matrix), Counted(matrix)
+    values, vectors = top_eigenpairs(bounded, RANK, like=matrix, most=most)
+    top_eigenpairs(free, RANK, like=matrix)
+    assert bounded.products <= min(2 * most, free.products)
     assert is_orthonormal(vectors)
     assert energy_share(matrix, vectors, SPECTRA[name]) > (0.998 if name in ("linear", "noise") else 0.9998)
     assert torch.allclose(values.sum(), captured(matrix, vectors), rtol=1e-9)

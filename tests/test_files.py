@@ -21,7 +21,7 @@ from torch.testing import assert_close
 
 from networks import mlp
 from unmerge.errors import FileError
-from unmerge.files import load_weights, read_tensors, replacing, write_json, write_tensors
+from unmerge.files import load_weights, opened, read_tensors, replacing, write_json, write_tensors
 
 TENSORS = {"a": torch.arange(12.0).reshape(3, 4), "b": torch.ones(5, dtype=torch.bfloat16), "n": torch.tensor(3)}
 HEADER = {"samples": 3, "names": ["a", "b"], "nothing": None}
@@ -188,6 +188,29 @@ def test_a_reader_of_the_old_file_goes_on_reading_it(path):
         write_tensors(path, {"a": torch.zeros(50)}, "test", {})
         assert reader.read() == before
     assert path.read_bytes() != before
+
+
+@pytest.mark.parametrize("read", [lambda path: read_tensors(path, "test")[0], load_weights])
+def test_a_file_that_is_replaced_all_the_time_is_read_as_it_was_when_it_was_opened(path, read, monkeypatch):
+    from_file, replaced = torch.UntypedStorage.from_file, []
+
+    def opened_once_more(*arguments, **options):
+        """As safetensors reads the data of a file whose header it has read."""
+        write_tensors(path, {"a": torch.zeros(2000)}, "test", {})
+        replaced.append(path.stat().st_size)
+        return from_file(*arguments, **options)
+
+    monkeypatch.setattr(torch.UntypedStorage, "from_file", opened_once_more)
+    assert_close(read(path), TENSORS, rtol=0, atol=0)
+    assert len(replaced) == 1
+    monkeypatch.undo()
+    assert_close(read(path), {"a": torch.zeros(2000)}, rtol=0, atol=0)
+
+
+def test_an_open_file_is_read_to_its_end_when_its_name_is_gone(path):
+    with opened(path) as (file, _):
+        path.unlink()
+        assert_close(file.get_tensor("a"), TENSORS["a"], rtol=0, atol=0)
 
 
 def test_a_disk_that_is_full_leaves_the_old_file(path):

@@ -104,7 +104,7 @@ def test_nothing_counted_is_neutral_and_has_no_mean():
     for found in (Moments.of(rows) + Moments(), Moments() + Moments.of(rows), Moments.of(rows) - Moments()):
         assert_moments(found, rows)
     assert_moments(streamed([rows[:0], rows, rows[:0]]), rows)
-    for part in ("mean", "scatter", "gram", "pivot", "total"):
+    for part in ("mean", "variance", "scatter", "gram", "pivot", "total"):
         with pytest.raises(StatisticsError, match="no rows"):
             getattr(Moments(), part)
 
@@ -252,6 +252,14 @@ def test_other_batches_about_another_pivot_settle_to_the_same_bits():
         assert found.pivot.equal(whole.pivot)
         assert (found.gram == whole.gram).float().mean() > 0.99, "a last bit may differ"
         assert_close(found.gram, whole.gram, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_are_counted_on_about_another_pivot(dtype):
+    rows = normal(400, 6).to(dtype)
+    moments = counted([rows[:100]], None).move_pivot_(torch.full((6,), 2.0, dtype=torch.float64))
+    moments.update(rows[100:])
+    assert_moments(moments, rows, rtol=1e-5, atol=1e-3)
 
 
 def test_what_is_settled_stays():

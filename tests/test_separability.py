@@ -19,7 +19,7 @@ from unmerge.gathering import pair_of
 from unmerge.request import Request
 from unmerge.separability import (
     Separability,
-    control_request,
+    check_control,
     control_separability,
     mean_separability,
     mean_shift,
@@ -120,15 +120,15 @@ def test_a_control_stands_in_the_place_of_the_forget_set(kind: str, subtracted: 
         asked = pair_of(asked.forget, everything - asked.forget, Recipe(basis="pca"))
     chosen, others = (torch.arange(len(retain[0])) % 3 == 1), (torch.arange(len(retain[0])) % 3 != 1)
     control = unmerge.collect(model, [(retain[0][chosen], retain[1][chosen])])
-    found = control_request(asked, control)
+    check_control(asked, control)
     rest = torch.cat([forget[0], retain[0][others]]), torch.cat([forget[1], retain[1][others]])
     drawn = retain[0][chosen], retain[1][chosen]
     lost, kept = (reference.layer_inputs(model, [layer], *part)[layer].groups for part in (drawn, rest))
     expected = [direct(*rows, rank_for(rows[0].shape[1])) for rows in zip(lost, kept, strict=True)]
     captured, overlap = (sum(values) / len(expected) for values in zip(*expected, strict=True))
-    for measured in (separability(found.pools(layer)), control_separability(asked, control, layer)):
-        assert measured.captured == pytest.approx(captured, rel=1e-6)
-        assert measured.overlap == pytest.approx(overlap, rel=1e-6)
+    measured = control_separability(asked, control, layer)
+    assert measured.captured == pytest.approx(captured, rel=1e-6)
+    assert measured.overlap == pytest.approx(overlap, rel=1e-6)
 
 
 @pytest.mark.parametrize(("decay", "within"), [(1.0, 3e-4), (0.3, 3e-4), (0.0, 3e-3)])
@@ -155,10 +155,12 @@ def test_a_control_may_be_labelled_when_only_one_part_of_the_request_is() -> Non
     forget, retain = request((8,), each=6)
     lost, kept = unmerge.collect(model, [forget[0]]), unmerge.collect(model, [retain])
     control = unmerge.collect(model, [(retain[0][:6], retain[1][:6])])
-    found = control_request(pair_of(lost, kept, Recipe(basis="pca")), control)
-    assert found.forget is not None
-    assert found.retain is not None
-    assert (found.forget.samples, found.retain.samples) == (6, 12)
+    asked = pair_of(lost, kept, Recipe(basis="pca"))
+    check_control(asked, control)
+    found = control_separability(asked, control, "0")
+    assert found == control_separability(asked, control.without_classes(), "0")
+    sketched = control_separability(asked, control.sketched({"0": 7}), "0")
+    assert sketched.score == pytest.approx(found.score, rel=1e-6)
 
 
 @pytest.mark.parametrize(("asked", "left", "drawn"), [(9, 15, 9), (20, 15, 14)])
@@ -246,6 +248,8 @@ def wrong(change: str) -> tuple[Request, Statistics]:
     forget, retain = request((8,), each=6)
     asked = collected(model, forget, retain)
     few = retain[0][: 5 if change == "size" else 6]
+    if change == "samples":
+        few = 20 * few
     if change == "weights":
         with torch.no_grad():
             model[2].bias += 1
@@ -258,8 +262,9 @@ def wrong(change: str) -> tuple[Request, Statistics]:
         ("size", r"control has 5 samples; expected 6, as many as are to be forgotten"),
         ("layers", r"different layers: 2 "),
         ("weights", r"different weights: '2\.bias'"),
+        ("samples", r"not among those of the request: inputs of '0' vary more"),
     ],
 )
 def test_a_control_that_does_not_belong_is_refused(change: str, message: str) -> None:
     with pytest.raises(StatisticsError, match=message):
-        control_request(*wrong(change))
+        check_control(*wrong(change))

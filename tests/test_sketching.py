@@ -15,7 +15,8 @@ from networks import mlp
 from unmerge import Moments, Statistics, collect
 from unmerge.errors import FileError, StatisticsError
 from unmerge.files import read_header, read_tensors, write_tensors
-from unmerge.sketching import SketchedMoments, signs, sketched
+from unmerge.signs import signs
+from unmerge.sketching import SketchedMoments, sketched
 
 
 def rows_of(n: int, d: int, seed: int = 0, mean: float = 3.0) -> Tensor:
@@ -40,27 +41,6 @@ def assert_sketch(found: Moments, rows: Tensor, size: int, **tolerance: float) -
     assert_close(found.variance, centred.square().mean(0), **tolerance)
     columns = signs(rows.shape[1], size, rows)
     assert_close(found.scatter_product().double(), centred.mT @ (centred @ columns), **tolerance)
-
-
-def test_signs_are_balanced_independent_and_the_first_columns_of_more():
-    found = signs(400, 96, torch.zeros(1))
-    assert found.unique().tolist() == [-1, 1]
-    assert found.mean().abs() < 0.02
-    inner = found.mT @ found / 400 - torch.eye(96)
-    assert inner.abs().max() < 0.25, "columns are nearly orthogonal"
-    assert torch.linalg.cond(found) < 4
-    assert signs(400, 17, torch.zeros(1)).equal(found[:, :17])
-    assert signs(90, 17, torch.zeros(1)).equal(found[:90, :17])
-    # Files hold products with these: they must never change.
-    assert found[:4, :8].int().tolist() == SIGNS
-
-
-SIGNS = [
-    [-1, -1, 1, 1, -1, -1, 1, 1],
-    [1, 1, 1, -1, -1, -1, 1, -1],
-    [1, -1, -1, -1, -1, -1, 1, 1],
-    [-1, -1, -1, 1, -1, 1, 1, -1],
-]
 
 
 @given(cuts=st.lists(st.integers(0, 30), max_size=4), size=st.integers(1, 9), seed=st.integers(0, 5))

@@ -196,7 +196,9 @@ class Accumulator:
                 self._add_class_sums(sums if sums.dim() == 2 else sums.transpose(0, 1), counts, codes, facts.classes)
                 row_sum = sums.sum(-2, dtype=torch.float64) if self._max_points is None else None
             for code, chosen in self._split(facts, row_codes):
-                moments = self._parts.setdefault(code, self._nothing_yet())
+                if code not in self._parts:
+                    self._parts[code] = self._nothing_yet()
+                moments = self._parts[code]
                 assert isinstance(moments, Moments)
                 moments.update(flat if chosen is None else flat[..., chosen, :], row_sum)
                 if isinstance(moments, SketchedMoments):

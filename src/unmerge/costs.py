@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from unmerge.eigen import EXACT_UP_TO
+from unmerge.eigen import EXACT_UP_TO, is_iterated
 from unmerge.layers import device_of_layer, layer_of, weight_matrix
 from unmerge.recipe import Recipe
 
@@ -110,7 +110,8 @@ class _Layers:
         weight = weight_matrix(first, first.get_parameter("weight"))  # its shape: one on the meta device has no more
         self._groups, self._features = (weight.shape[0] if weight.dim() == 3 else 1), weight.shape[-1]
         self._wide = max(4, weight.element_size())  # half-precision inputs are summed in float32
-        self._widened = 8 - self._wide if device_of_layer(model, members[0]).type == "cpu" else 0
+        self._device = "cpu" if device_of_layer(model, members[0]).type == "cpu" else "cuda"
+        self._widened = 8 - self._wide if self._device == "cpu" else 0
         self._entries = max(layer_of(model, name).get_parameter("weight").numel() for name in members)
         self._clusters = 0 if recipe is None else classes if recipe.basis == "cav-class" else recipe.rank
 
@@ -160,7 +161,7 @@ class _Layers:
         basis, rank = self._recipe.basis, min(self._recipe.rank, width)
         is_narrow = sketch is not None or width <= max(EXACT_UP_TO.values())
         factor = _WORKING.get(basis, _WORKING_OTHERS) + self._clusters * _CLUSTER.get(basis, 0)
-        if is_narrow or 4 * rank >= width:
+        if is_narrow or not is_iterated(width, max(rank, self._recipe.retain_rank), self._device):
             factor = max(factor, _WORKING_DENSE)
         judging = square * (_VERDICT_NARROW if is_narrow else _VERDICT) + _KRYLOV * width
         working = square * factor + (_KRYLOV + _DIRECTION * rank) * width

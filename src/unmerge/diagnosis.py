@@ -23,7 +23,7 @@ from unmerge.ledger import as_collected
 from unmerge.origin import check_origin
 from unmerge.products import full_precision
 from unmerge.recipe import Recipe
-from unmerge.separability import Control, control_request, random_control, separability
+from unmerge.separability import Control, check_control, control_separability, random_control
 from unmerge.statistics import Statistics
 from unmerge.tables import html_table, text_table
 from unmerge.verdict import Verdict, verdict_of
@@ -128,7 +128,11 @@ def _diagnose(
         )
     recipe = request.settled(recipe)
     forget.check_weights(fingerprint(state_of(model)))
-    if control is None and retain_data is not None and retain.samples > 1:
+    if isinstance(control, Statistics):
+        control = Control(control, {})
+    if control is not None:
+        check_control(request, control.statistics)
+    elif retain_data is not None and retain.samples > 1:
         control = random_control(model, retain_data, request, options)
     edited = request.layers(model, recipe)
     names = list(forget.layers)
@@ -136,16 +140,16 @@ def _diagnose(
     if init != "zero":
         _warn_of_a_stranger(vectors)
     strength = next(value for value in (alpha, recipe.alpha, 1.0) if value is not None)
-    if isinstance(control, Statistics):
-        control = Control(control, {})
-    others = None if control is None else control_request(request, control.statistics)
     with full_precision(), torch.no_grad():
         found = {
             name: diagnose_layer(request, name, model, vectors.of(name), recipe, strength, name in edited)
             for name in names
         }
-        reached = [] if others is None else [name for name in edited if name in others.statistics.layers]
-        random = {name: separability(others.pools(name)) for name in reached} if others is not None else None
+        random = {
+            name: control_separability(request, control.statistics, name)
+            for name in edited
+            if control is not None and name in control.statistics.layers
+        }
     verdict = verdict_of(
         {name: found[name].separability for name in edited},
         random,

@@ -129,12 +129,17 @@ def _filtered(pools: Pools, recipe: Recipe) -> Directions:
 
 
 def without_response(mean: Tensor, coefficients: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
-    """B and Q of the edit B Qᵀ (I − m̂ m̂ᵀ), which does not answer to the mean; B is zero where nothing else is left."""
+    """B and Q of the edit B Qᵀ (I − m̂ m̂ᵀ), which does not answer to the mean.
+
+    A direction of which nothing is left goes; where there are groups its coefficients are zero.
+    """
     unit = mean / mean.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(mean.dtype).tiny)
     unit = unit.unsqueeze(-1)
     found, upper = torch.linalg.qr(basis - unit @ (unit.mT @ basis))
-    upper = upper * (upper.norm(dim=-1, keepdim=True) > NEGLIGIBLE)
-    return coefficients @ upper.mT, found
+    left = upper.norm(dim=-1) > NEGLIGIBLE
+    if basis.dim() == 2:
+        return coefficients @ upper[left].mT, found[:, left]
+    return coefficients @ (upper * left.unsqueeze(-1)).mT, found
 
 
 def _forget_basis(pools: Pools, recipe: Recipe) -> Tensor:

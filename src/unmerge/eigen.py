@@ -46,14 +46,18 @@ def top_eigenpairs(
     if rank == 0:
         return like.new_zeros(0, dtype=torch.float64), like.new_zeros(size, 0, dtype=torch.float64)
     with full_precision():
-        kind = like.device.type
-        if size > EXACT_UP_TO.get(kind, 1024) and _FOR_EACH.get(kind, 4) * rank <= size:
+        if is_iterated(size, rank, like.device.type):
             found = swept(multiply, rank, like, start) if like.is_cuda and most is None else None
             found = found or _iterated(multiply, rank, like, start, most, seed)
             if found is not None:
                 return found
         values, vectors = torch.linalg.eigh(_dense(matrix, like))
         return values[-rank:].flip(0), vectors[:, -rank:].flip(1)
+
+
+def is_iterated(size: int, rank: int, device: str) -> bool:
+    """Whether so many eigenvectors are iterated on a type of device, and not all of them found."""
+    return size > EXACT_UP_TO.get(device, 1024) and _FOR_EACH.get(device, 4) * rank <= size
 
 
 def _dense(matrix: Tensor | Product, like: Tensor) -> Tensor:

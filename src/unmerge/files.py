@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -21,8 +21,6 @@ from unmerge.forms import check_fields
 from unmerge.leftovers import sweep, unfinished
 
 _LONGEST_NAME = 200  # of a shard
-_ATTEMPTS = 10  # to read a file that others replace
-Found = TypeVar("Found")
 
 
 @contextmanager
@@ -80,41 +78,13 @@ def put_tensors(part: Path, tensors: Mapping[str, Tensor], kind: str, header: Ma
 
 def read_tensors(path: Path, kind: str, device: torch.device | str = "cpu") -> tuple[dict[str, Tensor], Any]:
     """The tensors and the header of a file that `write_tensors` wrote, checked against its checksums."""
-
-    def read() -> tuple[dict[str, Tensor], Any]:
-        with opened(path) as (file, metadata):
-            header, checksums = _sealed(path, kind, metadata)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-            changed = differences(fingerprint(tensors), checksums)
-            if changed:
-                raise FileError(f"{path} was changed after it was written: tensor {changed[0]!r} has another checksum.")
-        return tensors, header
-
-    tensors, header = _of_one_version(path, read)
+    with opened(path) as (file, metadata):
+        header, checksums = _sealed(path, kind, metadata)
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+        changed = differences(fingerprint(tensors), checksums)
+        if changed:
+            raise FileError(f"{path} was changed after it was written: tensor {changed[0]!r} has another checksum.")
     return {name: tensor.to(device) for name, tensor in tensors.items()}, header
-
-
-def _of_one_version(path: Path, read: Callable[[], Found]) -> Found:
-    """What `read` finds where another process may replace the file: safetensors opens it once more for its data."""
-    for attempt in range(_ATTEMPTS):
-        before = _version(path)
-        try:
-            found = read()
-        except FileError:
-            if attempt + 1 == _ATTEMPTS or _version(path) == before:
-                raise
-        else:
-            if _version(path) == before:
-                return found
-    raise FileError(f"{path} was replaced again and again while it was read. Read it when nobody writes it.")
-
-
-def _version(path: Path) -> tuple[int, int] | None:
-    """Equal as long as the file is not replaced."""
-    with suppress(OSError):
-        found = os.stat(path)
-        return found.st_ino, found.st_mtime_ns
-    return None
 
 
 def read_header(path: Path, kind: str) -> Any:
@@ -125,25 +95,31 @@ def read_header(path: Path, kind: str) -> Any:
 
 @contextmanager
 def opened(path: Path) -> Iterator[tuple[Any, dict[str, str]]]:
-    """An open safetensors file and its metadata; a damaged file is an error that names it."""
+    """An open safetensors file and its metadata; a damaged file is an error that names it.
+
+    Both are of one version of the file, whoever replaces it meanwhile.
+    """
     if not path.is_file():
         raise FileError(f"there is no file {path}.")
     try:
-        with safe_open(path, framework="pt") as file:
+        with open(path, "rb") as held, safe_open(_place_of(held, path), framework="pt") as file:
             yield file, file.metadata() or {}
     except (SafetensorError, RuntimeError, OSError) as error:
         raise FileError(f"{path} is damaged or no safetensors file: {error}") from error
 
 
+def _place_of(held: BinaryIO, path: Path) -> str:
+    """Where to open a file once more, as safetensors does for its data, and not what has taken its name since."""
+    place = f"/dev/fd/{held.fileno()}"
+    # Windows has no such place, and replaces no file that is open.
+    return place if os.path.exists(place) else str(path)
+
+
 def load_weights(path: Path) -> dict[str, Tensor]:
     """The tensors of a checkpoint file: safetensors, or what torch.load reads with weights_only."""
     if path.suffix == ".safetensors":
-
-        def read() -> dict[str, Tensor]:
-            with opened(path) as (file, _):
-                return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-
-        return _of_one_version(path, read)
+        with opened(path) as (file, _):
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError as error:

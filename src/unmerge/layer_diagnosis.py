@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -70,10 +70,6 @@ def diagnose_layer(
     head = head_alone(model, request, (name,), recipe)
     found = (head_directions if name == head else directions)(groups, recipe).to(vector.device)
     coefficients = coefficients_of(vector, found, recipe)
-    if recipe.mean == "orthogonal":
-        mean = request.retain_mean(name).to(vector.device)
-        coefficients, basis = without_response(mean, coefficients, found.forget)
-        found = replace(found, forget=basis)
     # One entry a group; a layer without groups is one.
     matrices = (vector, coefficients, found.forget, found.retain)
     per_group = zip(*(matrix.reshape(len(groups), *matrix.shape[-2:]) for matrix in matrices), strict=True)
@@ -114,6 +110,8 @@ def _group(pools: Pools, matrices: Sequence[Tensor], recipe: Recipe, alpha: floa
     if not solved:  # closed forms protect no retain directions, but overlap with them all the same
         kept = bases.pca(retain_scatter, recipe.retain_rank, pools.joint_basis(recipe.retain_rank))
     coefficients = coefficients[:, : basis.shape[1]]
+    if recipe.mean == "orthogonal":
+        coefficients, basis = without_response(pools.retain_mean, coefficients, basis)
     angles = geometry.cosines(basis, kept)
     edit = coefficients @ basis.mT
     rest = vector - alpha * edit

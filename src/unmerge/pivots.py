@@ -9,6 +9,13 @@ _MEAN_TO_DEVIATION = 10.0
 _SOME = 4096  # rows that are looked at
 
 
+def pivot_near(rows: Tensor, given: Tensor | None) -> Tensor:
+    """The given pivot in the rows' type, or their own where there is none or it is that of other rows."""
+    if given is None or _is_rounded(given, rows.dtype) or is_far(given.to(rows.device), rows):
+        return pivot_of(rows)
+    return given.to(rows.device, rows.dtype)
+
+
 def pivot_of(rows: Tensor) -> Tensor:
     """The point about which sums over such rows are taken: with |mean| >> deviation raw sums cancel to noise.
 
@@ -36,3 +43,9 @@ def is_far(pivot: Tensor, rows: Tensor) -> bool:
     # All channels together: one that is nearly silent in a few rows tells nothing.
     mean, variance = some.mean(-2), some.var(-2, correction=0)
     return bool((mean.square().sum(-1) > _MEAN_TO_DEVIATION**2 * variance.sum(-1)).any() and (variance > 0).any())
+
+
+def _is_rounded(pivot: Tensor, kind: torch.dtype) -> bool:
+    """Whether half-precision rows cannot have given this pivot, since their type cannot hold it."""
+    is_half = kind != torch.promote_types(kind, torch.float32)
+    return is_half and not pivot.to(kind).double().equal(pivot.double())

@@ -227,7 +227,8 @@ class Recorder:
         if not finite.all():
             name = leaders[int((~finite).nonzero()[0])]
             raise DataError(
-                f"layer {name!r} received NaN or infinite inputs. Look at the data, or at the layer before."
+                f"layer {name!r} received NaN or infinite inputs, or ones so large that the sums of their squares are "
+                "infinite. Look at the data, or at the layer before."
             )
 
 

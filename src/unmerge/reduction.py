@@ -127,9 +127,10 @@ def _layer(
         if slot in mine:
             mine[slot].move_pivot_(pivots[place])
             totals[place] = mine[slot].total
-    class_rows = totals.new_zeros(len(labels) if known["by_class"] else 0)
+    by_class = known["by_class"] and None in slots  # full moments of each class have its sum
+    class_rows = totals.new_zeros(len(labels) if by_class else 0)
     class_sums = totals.new_zeros(len(class_rows), *features)
-    if own is not None and known["by_class"]:
+    if own is not None and by_class:
         places = torch.tensor([labels.index(label) for label in own_labels], dtype=torch.int64, device=device)
         class_rows[places], class_sums[places] = own.class_rows, own.class_sums
     add_up_(totals, class_rows, class_sums)
@@ -146,7 +147,7 @@ def _layer(
     if None not in found:
         by_place = {labels.index(slot): moments for slot, moments in found.items() if slot is not None}
         return of_classes(by_place, len(labels)).settle_()
-    result = LayerStatistics(found[None], class_rows, class_sums) if known["by_class"] else LayerStatistics(found[None])
+    result = LayerStatistics(found[None], class_rows, class_sums) if by_class else LayerStatistics(found[None])
     return result.settle_()
 
 

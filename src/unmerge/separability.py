@@ -59,19 +59,27 @@ def separability(groups: list[Pools]) -> Separability:
 
 
 def control_separability(request: Request, control: Statistics, layer: str) -> Separability:
-    """That of one layer with a control in the place of the forget set, and all else retained.
-
-    The same as by way of `control_request`, whose statistics would take the memory of several Grams more.
-    """
+    """That of one layer with a control in the place of the forget set, and all else retained."""
     request, control = request.only(layer), control.only(layer)
-    if request.statistics[layer].sketch is not None:
-        return separability(control_request(request, control).pools(layer))
+    if request.statistics.sketches or control.sketches:
+        return separability(_with_control(request, control).pools(layer))
+    # From the parts, since statistics of all else would take several Grams more.
     drawn = replace(request, forget=control.beside(request.statistics)).pools(layer)
     parts = []
     for pools, others in zip(drawn, request.pools(layer), strict=True):
         rest = Scatter.of(others.forget) + Scatter.of(others.retain) - Scatter.of(pools.forget)
         parts.append(_of_group(pools, rest.in_one()))
     return _mean(parts)
+
+
+def _with_control(request: Request, control: Statistics) -> Request:
+    """The control in the place of the forget set, and all else retained."""
+    forget, retain = request.forget, request.retain
+    assert forget is not None
+    assert retain is not None
+    # Labels do not matter here, and may be given for one part only.
+    joint, control = forget.without_classes() + retain.without_classes(), control.without_classes()
+    return Request(control, joint - control)
 
 
 def _of_group(pools: Pools, retain: Scatter) -> Tensor:
@@ -145,24 +153,33 @@ def random_control(
     return Control(found.without_classes(), {name: shift for name, shift in shifts.items() if shift > 0})
 
 
-def control_request(request: Request, control: Statistics) -> Request:
-    """The control in the place of the forget set, all else retained, in the layers that the control has reached."""
+def check_control(request: Request, control: Statistics) -> None:
+    """Refuse statistics that are not of as many of the request's samples as are to be forgotten."""
     expected = _control_size(request)
     if control.samples != expected:
         raise StatisticsError(
             f"the control has {control.samples} samples; expected {expected}, as many as are to be forgotten, since "
             "separability depends on their number."
         )
-    if any(name in control.left_out for name in request.statistics.layers):
-        reached = [name for name in request.statistics.layers if name not in control.left_out]
-        request = request.with_each(lambda part: part.only(*reached))
-    forget, retain = request.forget, request.retain
-    assert forget is not None
-    assert retain is not None
-    # Labels do not matter here, and may be given for one part only.
-    joint = request.joint or forget.without_classes() + retain.without_classes()
-    control = control.without_classes()
-    return Request(control, joint.without_classes() - control)
+    known = request.statistics.leaving_out(control.left_out)
+    known.check_alike(control, "compare")
+    control = control.beside(known)
+    for name, layer in known.layers.items():
+        lost, kept, drawn = (
+            _squares_about(layer.moments.mean, part[name].moments)
+            for part in (request.forget, request.retain, control)
+            if part is not None
+        )
+        if bool((lost + kept - drawn < -1e-3 * (lost + kept).amax(-1, keepdim=True)).any()):
+            raise StatisticsError(
+                f"the control's samples are not among those of the request: inputs of {name!r} vary more in it than in "
+                "all of them. Draw it from retain."
+            )
+
+
+def _squares_about(centre: Tensor, moments: Moments) -> Tensor:
+    """Σ(x − c)² of each input."""
+    return moments.n * (moments.variance + (moments.mean - centre).square())
 
 
 def _control_size(request: Request) -> int:

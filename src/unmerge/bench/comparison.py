@@ -43,6 +43,7 @@ def compared(task: Task, *, fast: bool = False, seed: int = 0) -> Evaluation:
     Baselines whose published learning rate hardly moves so small a model take the best of 1, 10 and 100 times it, by
     retain accuracy · (1 − forget accuracy) on training data; unmerge is not tuned.
     """
+    assert isinstance(task.retrained, nn.Module), "its accuracies do not tell what every axis needs"
     chosen = dict(methods(task, fast, seed))
     models: dict[str, nn.Module] = {}
     seconds: dict[str, float] = {}

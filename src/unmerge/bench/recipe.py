@@ -86,10 +86,11 @@ def main() -> None:
 
 def compared(task: Task, mode: str) -> list[Result]:
     """The controls, the untuned recipe and every cell of the grid."""
+    assert isinstance(task.retrained, nn.Module), "its accuracies do not tell what its features are"
     reference = _outputs(task.retrained, task)
     masked = LogitMask(task.model, list(task.classes))
     found = [
-        _result(task, mode, "retrained", _outputs(task.retrained, task), reference),
+        _result(task, mode, "retrained", reference, reference),
         _result(task, mode, "un-edited", _outputs(task.model, task), reference),
         _result(task, mode, "logit mask", _outputs(masked, task), reference),
     ]

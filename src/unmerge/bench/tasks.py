@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ class Task:
 
     name: str
     model: nn.Module
-    retrained: Any  # the model, or its accuracies where only its answers are kept
+    retrained: nn.Module | Mapping[str, float]  # the model, or its accuracies where only its answers are kept
     forget: Iterable[Any]
     retain: Iterable[Any]
     test: Iterable[Any]
@@ -73,7 +73,7 @@ def task_of(
     name: str,
     data: cifar_data.Cifar100,
     model: nn.Module,
-    retrained: Any,
+    retrained: nn.Module | Mapping[str, float],
     forgotten: Tensor,
     classes: tuple[int, ...],
 ) -> Task:
