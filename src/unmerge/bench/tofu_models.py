@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-import os
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from unmerge.baselines.language.training import LanguageTraining, train
 from unmerge.batches import device_of
 from unmerge.bench.caching import file_checksum
 from unmerge.bench.packaged import packaged
+from unmerge.directories import taking_the_place_of
 from unmerge.errors import FileError
 from unmerge.evaluation.language import Encoded, padded
 
@@ -66,11 +65,9 @@ def convert(source: Path, target: Path) -> None:
         del config.quantization_config
     model = type(quantised)(config)
     model.load_state_dict(quantised.state_dict())
-    part = target.with_name(f".{target.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    model.to(torch.bfloat16).save_pretrained(part)
-    tokenizer.save_pretrained(part)
-    os.replace(part, target)
+    with taking_the_place_of(target) as part:
+        model.to(torch.bfloat16).save_pretrained(part)
+        tokenizer.save_pretrained(part)
 
 
 def fine_tune(model: nn.Module, sequences: Sequence[Encoded], training: LanguageTraining, what: str) -> nn.Module:
