@@ -115,7 +115,7 @@ class Recipe:
         meaning="the classifier: forgotten rows removed, edited like a layer, or left; auto: removed for classes",
     )
     alpha: float | None = _number(
-        None, 0, meaning="recommended strength; None: 1 where forgotten rows are removed or blend edits them, else searched"
+        None, 0, meaning="recommended strength; None: 1 where rows of the classifier are removed, or edited by blend"
     )
     seed: int = _whole(0, 0, meaning="seed of k-means, of the sample it sees and of the verdict's random draw")
     head_strength: float = _number(
