@@ -26,18 +26,14 @@ def is_alike(model: nn.Module, directory: Path) -> bool:
 
 
 def as_loaded(model: nn.Module, directory: Path) -> dict[str, Tensor]:
-    """The tensors of a checkpoint by the names that they have in models like this one; what it lacks stays absent.
-
-    The whole checkpoint is loaded, on the CPU and in its own type.
-    """
+    """The tensors of a checkpoint, on the CPU, by the names that models like this one have, without what it lacks."""
     kind: Any = type(model)
     try:
         with _quiet(), torch.random.fork_rng(devices=[]):  # what the checkpoint lacks is drawn
             loaded, info = kind.from_pretrained(directory, local_files_only=True, output_loading_info=True)
     except Exception as error:  # transformers raises many kinds for a damaged directory
         raise FileError(f"{directory} cannot be loaded as a {kind.__name__}: {error}") from error
-    absent = {*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])}
-    return {name: tensor for name, tensor in loaded.state_dict().items() if name not in absent}
+    return {name: tensor for name, tensor in loaded.state_dict().items() if name not in info["missing_keys"]}
 
 
 @contextlib.contextmanager
