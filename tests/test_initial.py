@@ -74,11 +74,43 @@ def test_modules_state_dicts_files_and_directories_give_the_same_weights(tmp_pat
         assert_close(initial_weights(fine_tuned(), init, NAMES), expected(), rtol=0, atol=0)
 
 
-def test_a_transformers_checkpoint_directory_is_read(tmp_path):
-    start, model = hf_vit(seed=1), hf_vit(seed=0)
+def mixtral(seed: int) -> nn.Module:
+    return decoder("mixtral", seed=seed, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("make", [hf_vit, mixtral])
+def test_a_transformers_checkpoint_is_read_whatever_names_its_file_has(tmp_path, make):
+    start, model = make(seed=1), make(seed=0)
     start.save_pretrained(tmp_path)
-    found = initial_weights(model, tmp_path, ["classifier.weight"])
-    assert found["classifier.weight"].equal(start.classifier.weight)
+    drawn = torch.random.get_rng_state()
+    found = initial_weights(model, tmp_path, dict(model.named_parameters()))
+    assert torch.random.get_rng_state().equal(drawn)
+    assert_close(found, {name: value.detach() for name, value in start.named_parameters()}, rtol=0, atol=0)
+
+
+def test_what_a_transformers_checkpoint_lacks_is_named_and_not_drawn(tmp_path):
+    start, model = hf_vit(seed=1), hf_vit(seed=0)
+    start.vit.save_pretrained(tmp_path)  # no classifier
+    names = [name for name, _ in model.named_parameters()]
+    with pytest.raises(InitError, match=r"lacks 2 of the \d+ .*: classifier\.weight, classifier\.bias\. "):
+        initial_weights(model, tmp_path, names)
+    kept = [name for name in names if not name.startswith("classifier")]
+    assert initial_weights(model, tmp_path, kept)[kept[-1]].equal(start.get_parameter(kept[-1]))
+
+
+def test_a_transformers_checkpoint_of_another_kind_is_refused(tmp_path):
+    mixtral(1).save_pretrained(tmp_path)
+    with pytest.raises(InitError, match=r"lacks .* It has lm_head\.weight"):
+        initial_weights(hf_vit(), tmp_path, ["classifier.weight"])
+
+
+def test_a_damaged_transformers_checkpoint_is_an_error_of_its_directory(tmp_path):
+    model = hf_vit()
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_attention_heads": 5}))
+    with pytest.raises(FileError, match=tmp_path.name):
+        initial_weights(model, tmp_path, ["not.there"])
 
 
 def test_only_the_shards_that_are_needed_are_opened(tmp_path):

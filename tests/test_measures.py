@@ -10,7 +10,7 @@ from torch import nn
 
 from decoders import decoder, padded, sentences
 from unmerge.errors import DataError
-from unmerge.measures import answer_probabilities, answer_probability
+from unmerge.measures import accuracy, answer_probabilities, answer_probability
 from unmerge.tokens import IGNORED
 
 
@@ -65,3 +65,8 @@ def test_the_model_is_left_in_its_mode_and_others_are_refused() -> None:
         answer_probability(model, [padded(sentences([3]))])
     with pytest.raises(DataError, match=r"no logits \(samples, tokens, vocabulary\)"):
         answer_probability(model, [batch_of([6], [2])], forward=lambda *_: torch.zeros(1, 3))
+
+
+def test_the_accuracy_of_a_language_model_is_refused_with_what_it_has_instead() -> None:
+    with pytest.raises(DataError, match=r"metric=.*unmerge\.measures\.answer_probability"):
+        accuracy(decoder("llama"), [batch_of([6, 9], [2, 5])])

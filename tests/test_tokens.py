@@ -54,6 +54,14 @@ def test_a_mask_never_counts_padding():
     assert torch.equal(mask_of({**batch, "mine": everything}, "mine"), batch["attention_mask"].bool())
 
 
+def test_a_mask_without_positions_is_refused():
+    (batch,) = tokens.encode(tokenizer(), RECORDS, group="author")
+    with pytest.raises(DataError, match=r"shape \(3,\); expected a tensor \(samples, positions\)"):
+        mask_of(batch, "group")
+    with pytest.raises(DataError, match="type list"):
+        mask_of(batch, lambda _: [True, False, True])
+
+
 def test_a_plain_template_ends_with_the_end_of_sequence():
     coder = tokenizer(chat=None)
     (batch,) = tokens.encode(coder, RECORDS[:2], template=PLAIN)

@@ -72,12 +72,16 @@ def mask_of(batch: Any, mask: Mask) -> Tensor | None:
     if mask is None:
         return real
     if callable(mask):
-        chosen = mask(batch).bool()
+        given = mask(batch)
     elif isinstance(batch, Mapping) and mask in batch:
-        chosen = batch[mask].bool()
+        given = batch[mask]
     else:
         found = list(batch) if isinstance(batch, Mapping) else type(batch).__name__
         raise DataError(f"mask={mask!r} names an entry of the batch, which has {found}.")
+    if not isinstance(given, Tensor) or given.dim() < 2:
+        found = f"shape {tuple(given.shape)}" if isinstance(given, Tensor) else f"type {type(given).__name__}"
+        raise DataError(f"the mask is of {found}; expected a tensor (samples, positions) that says which count.")
+    chosen = given.bool()
     return chosen & real if real is not None and real.shape == chosen.shape else chosen
 
 

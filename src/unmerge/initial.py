@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from unmerge.errors import FileError, InitError, listing
 from unmerge.files import load_weights, read_weight_map
 from unmerge.fingerprint import state_of
+from unmerge.interop import pretrained
 from unmerge.layers import tensor_name, weight_in
 from unmerge.offloading import Chosen
 from unmerge.sharded import Whole
@@ -77,7 +78,7 @@ def _difference(current: Tensor, initial: Tensor | None) -> Tensor:
 def initial_weights(model: nn.Module, init: Init, names: Iterable[str]) -> dict[str, Tensor]:
     """The initial value of each named parameter, on its device; zeros for "zero"."""
     wanted = Whole(Chosen(state_of(model), names))
-    given = _checked(init, wanted)
+    given = _checked(model, init, wanted)
     if given is None:
         return {name: torch.zeros_like(parameter) for name, parameter in wanted.items()}
     return {name: given[name].to(parameter.device) for name, parameter in wanted.items()}
@@ -91,14 +92,14 @@ def task_vectors(model: nn.Module, init: Init, layers: Iterable[str], with_biase
     if with_biases:
         wanted += [bias for name in layers if (bias := tensor_name(name, "bias")) in own]
     current = Whole(Chosen(own, wanted))
-    return TaskVectors(current, _checked(init, current))
+    return TaskVectors(current, _checked(model, init, current))
 
 
-def _checked(init: Init, wanted: Mapping[str, Tensor]) -> Mapping[str, Tensor] | None:
+def _checked(model: nn.Module, init: Init, wanted: Mapping[str, Tensor]) -> Mapping[str, Tensor] | None:
     """The initial weights, which fit those that are wanted; None for "zero"."""
     if isinstance(init, str) and init == "zero":
         return None
-    given = _state(init, wanted)
+    given = _state(model, init, wanted)
     missing = [name for name in wanted if name not in given]
     if missing:
         raise InitError(
@@ -148,13 +149,16 @@ def _check_shapes(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> 
     )
 
 
-def _state(init: Any, wanted: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+def _state(model: nn.Module, init: Any, wanted: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     if isinstance(init, nn.Module):
         return Whole(state_of(init))
     if isinstance(init, Mapping):
         return init
     if isinstance(init, (str, Path)):
-        return _read(Path(init), wanted)
+        found = _read(Path(init), wanted)
+        if any(name not in found for name in wanted) and pretrained.is_alike(model, Path(init)):
+            return pretrained.as_loaded(model, Path(init))
+        return found
     raise InitError(
         f"init is a {type(init).__name__}; expected 'zero', a state dict, a module, or the path of a checkpoint."
     )
@@ -164,7 +168,9 @@ def _read(path: Path, wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
     if path.is_file():
         return load_weights(path)
     if not path.is_dir():
-        raise FileError(f"init={str(path)!r} is neither 'zero' nor a file or directory that exists.")
+        raise FileError(
+            f"init={str(path)!r} is neither 'zero' nor a file or directory that exists; nothing is downloaded."
+        )
     for name in _INDEXES:
         if (path / name).is_file():
             return _read_shards(path, path / name, wanted)

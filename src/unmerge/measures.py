@@ -82,4 +82,5 @@ def answer_probabilities(model: nn.Module, batch: Any, forward: Forward | None =
 
 def _logits(model: nn.Module, batch: Any, forward: Forward | None) -> Tensor:
     output = feed(model, on_device(model, batch), forward)
-    return classifier_logits(output, ", or metric=, a function (model, data) -> number")
+    otherwise = ", or metric=, a function (model, data) -> number such as unmerge.measures.answer_probability"
+    return classifier_logits(output, otherwise)

@@ -115,9 +115,9 @@ class Recipe:
         meaning="the classifier: forgotten rows removed, edited like a layer, or left; auto: removed for classes",
     )
     alpha: float | None = _number(
-        None, 0, meaning="recommended strength; None: 1 where classes are taken out of the classifier"
+        None, 0, meaning="recommended strength; None: 1 where rows of the classifier are removed, or edited by blend"
     )
-    seed: int = _whole(0, 0, meaning="seed of k-means and of the sample it sees")
+    seed: int = _whole(0, 0, meaning="seed of k-means, of the sample it sees and of the verdict's random draw")
     head_strength: float = _number(
         2.0, 0, meaning="times which blend edits the classifier where none of its rows is removed"
     )

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+import typer
 from cli_place import SOURCE, Command, Place, Result, environment
 
 from unmerge import report
+from unmerge.cli.application import app
 from unmerge.cli.console import Common, Output
 from unmerge.cli.records import write_report
 from unmerge.report.extra import MissingExtra
@@ -25,6 +29,16 @@ def test_help_has_worked_examples(here: Command, command: str) -> None:
     assert found.code == 0
     examples = found.out.partition("Examples")[2]
     assert f"unmerge {command}" in examples
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_examples_can_be_typed(command: str) -> None:
+    commands = typer.main.get_command(app).commands
+    for example in import_module(f"unmerge.cli.{command.replace('-', '_')}").EXAMPLES:
+        subprocess.run(["sh", "-n", "-c", example], check=True)
+        program, name, *arguments = shlex.split(example, comments=True)
+        assert program == "unmerge"
+        commands[name].make_context(name, arguments)  # which refuses flags and values that it does not know
 
 
 def test_help_lists_every_command_and_the_exit_codes(unmerge: Command) -> None:

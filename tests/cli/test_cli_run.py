@@ -192,6 +192,14 @@ def test_a_loader_of_one_s_own(here: Command) -> None:
     assert found.json["accuracy"]["after"]["forget"] <= 0.01
 
 
+def test_a_model_that_knows_nothing_is_told(here: Command) -> None:
+    request = ("--data", "train.npz", "--forget", "label=3", "--no-report")
+    found = here("run", "--model", "models:ignorant", *request, "--out", "ignorant")
+    assert found.code == 0
+    assert "there is nothing to forget. Are these the trained weights (--weights FILE)" in found.err
+    assert "nothing to forget" not in here("run", *SMALL, *request, "--out", "knowing").err
+
+
 def test_separate_sources_and_data_without_labels(here: Command, place: Place) -> None:
     with np.load(place / "train.npz") as data:
         chosen = data["labels"] == 3

@@ -19,7 +19,7 @@ from unmerge.errors import suggest
 
 EXAMPLES = [
     "unmerge diagnose --model ./resnet --data ./images --forget label=cat",
-    "unmerge diagnose --model ./vit --data train.npz --forget-ids ids.txt --on-verdict raise && unmerge run ...",
+    "unmerge diagnose --model ./vit --data train.npz --forget-ids ids.txt --on-verdict raise   # exit code 3",
     "unmerge diagnose --model my.models:build --weights w.safetensors --data train.npz --forget label=3 --json",
 ]
 

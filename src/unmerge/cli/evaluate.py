@@ -29,7 +29,7 @@ EXAMPLES = [
     "--test ./test",
     "unmerge evaluate --model ./resnet --edit forget-cat --reference ./retrained --data ./train --forget label=cat "
     "--tables --out table.md --out table.tex",
-    "unmerge evaluate --model ./llama-tuned --edit out --forget forget.jsonl --retain retain.jsonl",
+    "unmerge evaluate --model ./llama-tuned --edit forget-authors --forget forget.jsonl --retain retain.jsonl",
     "unmerge evaluate --model my.models:build@w.safetensors --data train.npz --forget label=3 --axes accuracy --json",
 ]
 

@@ -105,6 +105,11 @@ def measured(job: Job, edit: Edit, found: Gathered) -> Measured:
             samples = few.entries(said, few.ask())
             kept = norms_of(module)
     goal = 0.01 if settings.target is None else settings.target
+    if measure is ACCURACY and before["forget"] <= goal:
+        job.output.warn(
+            f"{before['forget']:.1%} of the forget samples were answered right before the edit: there is nothing to "
+            "forget. Are these the trained weights (--weights FILE), and the labels those of the model?"
+        )
     if search is None and measure is ACCURACY and not edit.removed and after["forget"] > goal:
         job.output.warn(
             f"{after['forget']:.1%} of the forget samples are still answered right at alpha {edit.alpha:g}; "

@@ -94,14 +94,23 @@ def load(reference: str, weights: Path | None = None, device: str = "auto") -> L
             f"package.module:function with --weights {place}."
         )
     else:
-        raise FileError(
-            f"there is no model {reference!r}: expected a directory that exists, or package.module:function."
-        )
+        raise FileError(f"there is no model {reference!r}: {_expected(reference)}")
     if weights is not None:
         _load_weights(found.module, weights)
         found = replace(found, weights=weights)
     found.module.to(device_named(device)).eval()
     return found
+
+
+def _expected(reference: str) -> str:
+    """What to type in place of a reference that names nothing."""
+    file, colon, function = reference.rpartition(":")
+    if colon and file.endswith(".py"):
+        return f"a function is named by its module: {'.'.join(Path(file).with_suffix('').parts)}:{function}."
+    return (
+        "expected a directory that exists, or package.module:function. Nothing is downloaded: of a model from a hub "
+        "pass the directory that save_pretrained wrote."
+    )
 
 
 def initial(reference: str) -> Init:
@@ -124,7 +133,11 @@ def call(reference: str) -> Any:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
-            raise FileError(f"there is no module {error.name!r} to import, looked for from {here}.") from error
+            file = Path(*module_name.split(".")).with_suffix(".py")
+            raise FileError(
+                f"there is no module {error.name!r} to import, neither installed nor in {here}. For {reference} type "
+                f"this where {file} lies below, or install its package."
+            ) from error
         raise
     function: Callable[[], Any] | None = getattr(module, name, None)
     if function is None:

@@ -123,7 +123,8 @@ class DataOptions(SourceOptions):
                 f"--retain-data goes with --forget-data; {flags[ways[0]]} retains the rest of --data."
             )
         if self.forget_data is not None and (self.data is not None or self.retain_data is None):
-            raise typer.BadParameter("--forget-data SRC goes with --retain-data SRC, and not with --data.")
+            found = "which is missing" if self.data is None else "and not with --data"
+            raise typer.BadParameter(f"--forget-data SRC goes with --retain-data SRC, {found}.")
         if self.forget is not None:
             self.wanted()
         self.counted()
@@ -138,7 +139,9 @@ class DataOptions(SourceOptions):
         found = [value.strip() for value in values.split(",")]
         is_known = key.strip() == "label" or (self.data or "").endswith(SUFFIX)
         if not is_known or not equals or not all(found):
-            hint = "" if equals or ":" in key else f" Did you mean --forget label={key}?"
+            value = values if equals else key
+            is_other = bool(value) and key.strip() != "label" and ":" not in key
+            hint = f" Did you mean --forget label={value}?" if is_other else ""
             raise typer.BadParameter(
                 f"--forget {self.forget!r} is not of the form label=3 or label=3,5 or label=cat.{hint}"
             )

@@ -20,7 +20,7 @@ from unmerge.version import VERSION
 
 EXAMPLES = [
     "unmerge revert resnet-without-cat --to resnet-again",
-    "unmerge revert edited --to restored --base /new/place/of/w.safetensors   (where the base was moved)",
+    "unmerge revert edited --to restored --base /new/place/of/w.safetensors   # where the base was moved",
 ]
 
 
