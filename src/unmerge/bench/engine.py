@@ -47,6 +47,8 @@ def main() -> None:
     parser.add_argument("--basis", default="auto", help="of the recipe whose requests are timed (default: auto)")
     parser.add_argument("--no-eigh", action="store_true", help="leave out the comparison with full float64 eigh")
     options = parser.parse_args()
+    if not 0 < options.forget < options.images:
+        parser.error(f"--forget {options.forget} is a part of --images {options.images}: name fewer than these.")
     device = torch.device(options.device)
     torch.manual_seed(0)
 
