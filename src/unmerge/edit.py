@@ -24,8 +24,8 @@ from unmerge.fingerprint import state_of
 from unmerge.layer_edit import LayerEdit
 from unmerge.layers import tensor_name, weight_in
 from unmerge.normalization import evaluating, norm_inputs, norms_behind
+from unmerge.normalization import recalibrate as recalibrate_norms
 from unmerge.reading import Reading
-from unmerge.recalibration import follow
 from unmerge.recipe import Recipe
 from unmerge.rewriting import rewritten, surviving_share
 from unmerge.sharded import Whole, is_finite, split_like
@@ -60,7 +60,7 @@ class Edit:
         """Change the model in place, all layers or none, and return it.
 
         alpha: the strength; by default the recommendation. head_alpha: another one for the classifier.
-        recalibrate: batches (of retain data); BatchNorms behind edited layers follow what the edit changes in them.
+        recalibrate: batches (of retain data) to re-estimate the BatchNorms behind edited layers from.
         force: apply to other weights than those the edit was fitted on.
         """
         alpha, head_alpha = self.strengths(alpha, head_alpha)
@@ -87,8 +87,7 @@ class Edit:
                 entry.recalibrated = tuple(tensor_name(norm, part) for norm in norms for part in parts)
                 remember(entry.recalibrated)
                 if norms:
-                    original = {name: entry.present[name] for name in values}
-                    follow(model, norms, original, values, recalibrate, forward)
+                    recalibrate_norms(model, norms, recalibrate, forward)
                 else:
                     warn("recalibrate= is given, but no BatchNorm lies behind the edited layers.")
         return model

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -176,7 +176,7 @@ def _settle(model: nn.Module, ledger: Ledger) -> None:
         _ledgers.pop(model, None)
 
 
-def write(model: nn.Module, values: Mapping[str, Tensor]) -> None:
+def write(model: nn.Module, values: dict[str, Tensor]) -> None:
     """Copy values into the model's tensors."""
     state = state_of(model)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Where an affine shift goes (a bias or the next BatchNorm's mean), and BatchNorm statistics of other data."""
+"""Where an affine shift goes (a bias or the next BatchNorm's mean), and re-estimating BatchNorm statistics."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def search_alpha(
         accuracies {"forget": ..., "retain": ...}), "kl" minimises the divergence from a reference model on forget.
     metric: in place of the accuracy, a function (model, data) -> number that falls as the model forgets; of several
         processes each calls it, and the mean counts.
-    recalibrate: retain batches by which BatchNorm statistics follow the edit at every alpha, as `apply` has it.
+    recalibrate: retain batches that BatchNorm statistics are re-estimated from at every alpha, as `apply` does.
     """
     _check(target, max_drop, score, retain, reference, max_alpha, step)
     for name, data in (("forget", forget), ("retain", retain)):

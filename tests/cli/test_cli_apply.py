@@ -92,7 +92,7 @@ def test_a_model_that_lies_in_no_file_is_reverted_from_what_was_kept(
 def test_another_strength_needs_the_data_for_batch_norm(here: Command, small_run: object) -> None:
     command = ("apply", "small-run", *SMALL, "--alpha", "2", "--to", "strong", "--overwrite", "--json")
     plain = here(*command)
-    assert "recalibrated BatchNorm at alpha=1" in plain.err
+    assert "re-estimated BatchNorm at alpha=1" in plain.err
     assert plain.json["recalibrated"] is False
     again = here(*command, "--recalibrate", "--data", "train.npz", "--forget", "label=3")
     assert again.err == ""

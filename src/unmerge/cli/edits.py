@@ -50,7 +50,7 @@ def apply(
     recalibrate: Iterable[Any] | None = None,
     force: bool = False,
 ) -> tuple[Edit, float | None, bool]:
-    """Apply the edit in a directory; returns it, its strength and whether BatchNorm was recalibrated."""
+    """Apply the edit in a directory; returns it, its strength and whether BatchNorm was re-estimated."""
     edit = Edit.load(edit_in(directory))
     strength = edit.alpha if alpha is None else alpha
     edit.apply(module, strength, recalibrate=recalibrate, force=force)
@@ -64,7 +64,7 @@ def apply(
         raise FileError(f"{path} was written by another version of unmerge: {error}.") from error
     if header["alpha"] != strength:
         warn(
-            f"the run recalibrated BatchNorm at alpha={header['alpha']:g}; at {strength:g} it stays as in the base. "
+            f"the run re-estimated BatchNorm at alpha={header['alpha']:g}; at {strength:g} it stays as in the base. "
             "Pass --recalibrate with the data flags of the run to do so here."
         )
         return edit, strength, False
