@@ -144,11 +144,19 @@ def test_models_of_one_name_and_other_weights_or_training_are_kept_apart(place: 
 
 
 @pytest.mark.filterwarnings("ignore::unmerge.errors.UnmergeWarning")
-def test_warming_up_leaves_the_model_as_it_was(place: Path) -> None:
+def test_warming_up_edits_and_trains_a_copy_and_leaves_the_model_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, place: Path
+) -> None:
     arguments = f"--data texts --model {place}/model --device cpu --limit 4 --epochs 1 --cache {place}/warm".split()
     request = tofu.Benchmark(tofu._parser().parse_args(arguments), tofu_data.load(place / "data", limit=4))._request()
     before = {name: value.clone() for name, value in request.model.state_dict().items()}
+    edits, trained = [], []
+    fitted, npo = tofu_methods.fitted, tofu_methods.METHODS["npo"]
+    monkeypatch.setattr(tofu_methods, "fitted", lambda *given: edits.append(fitted(*given)))
+    monkeypatch.setitem(tofu_methods.METHODS, "npo", lambda *given, **how: trained.append(npo(*given, **how)))
     tofu_methods.warm_up(request)
+    assert edits[0].layers
+    assert any(not value.equal(before[name]) for name, value in trained[0].state_dict().items())
     assert all(value.equal(before[name]) for name, value in request.model.state_dict().items())
 
 

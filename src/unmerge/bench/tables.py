@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from unmerge.errors import FileError
+from unmerge.errors import FileError, listing
 from unmerge.evaluation import Evaluation, Figure, Table
 
 _BLOCK = re.compile(r"(<!-- results:(.+?) -->\n).*?(<!-- /results -->)", re.DOTALL)
@@ -53,7 +53,8 @@ def table(name: str, results: Path) -> str:
     """One table of an evaluation, or over several, as Markdown."""
     several, _, row = name.partition("@")
     if "*" in several:
-        return _lines(_each(several, row, results) if row else _means(several, results))
+        summaries = _summaries(several, results)
+        return _lines(_each(summaries, row) if row else _means(summaries))
     file, _, title = name.partition(":")
     path = results / f"{file}.json"
     if not path.is_file():
@@ -62,9 +63,8 @@ def table(name: str, results: Path) -> str:
     return _lines(found[title or "summary"], found.settings)
 
 
-def _means(pattern: str, results: Path) -> Table:
-    """The mean over the files of every row of their summaries that all have."""
-    summaries = _summaries(pattern, results)
+def _means(summaries: Mapping[str, Table]) -> Table:
+    """The mean of every row that all summaries have."""
     first = next(iter(summaries.values()))
     cells = {
         row: _mean([summary[row] for summary in summaries.values()])
@@ -74,12 +74,12 @@ def _means(pattern: str, results: Path) -> Table:
     return replace(first, cells=cells)
 
 
-def _each(pattern: str, row: str, results: Path) -> Table:
-    """One row of the summaries of the files that have it, and their mean."""
-    found = {name: summary[row] for name, summary in _summaries(pattern, results).items() if row in summary.cells}
+def _each(summaries: Mapping[str, Table], row: str) -> Table:
+    """One row of the summaries that have it, under their names, and its mean."""
+    found = {name: summary[row] for name, summary in summaries.items() if row in summary.cells}
     if not found:
-        raise FileError(f"a page shows results:{pattern}@{row}, but no such file has a row {row!r}.")
-    first = next(iter(_summaries(pattern, results).values()))
+        raise FileError(f"a page shows the row {row!r} of {listing(list(summaries))}, and none of them has it.")
+    first = next(iter(summaries.values()))
     cells = {name: {label: Figure(figure.value) for label, figure in own.items()} for name, own in found.items()}
     return replace(first, cells={**cells, "mean": _mean(list(found.values()))}, anchors=[*cells, "mean"])
 
