@@ -56,16 +56,22 @@ def test_what_is_caught_on_the_way_does_not_hide_the_end():
         torch.testing.assert_close(found[name].moments.scatter, layer.moments.scatter)
 
 
-def test_a_pass_that_ends_early_leaves_no_activations_behind():
+@pytest.mark.parametrize("held_by", ["a wrapper", "a closure"])
+def test_a_pass_that_ends_early_leaves_no_activations_behind(held_by: str):
     model, activations = decoder("llama"), []
 
     def forward(model, batch):
         hidden, raised = torch.zeros(1000), []
         activations.append(weakref.ref(hidden))
+
+        def inner():  # whose frame, as long as there is one, has what it closes over, as that of a module's call has
+            return model(**batch) if held_by == "a wrapper" or hidden.numel() else None
+
         try:
-            return model(**batch)
+            return inner()
         except BaseException as error:
-            raised.append((error, raised))  # a cycle: the error knows this frame, and this frame the error
+            if held_by == "a wrapper":
+                raised.append((error, raised))  # a cycle: the error knows this frame, and this frame the error
             raise
 
     gc.disable()  # which would come late: it counts objects, not their size
