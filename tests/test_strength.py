@@ -409,16 +409,19 @@ def test_what_comes_first_on_any_falling_curve_stops_the_search(forgets: float, 
     assert len(found.curve) <= EVALUATIONS
 
 
+@pytest.mark.parametrize("breaks", [math.inf, 5.0])
 @pytest.mark.parametrize("lowest", [0.0, 0.2])
-def test_a_forget_measure_that_rises_again_is_taken_at_its_lowest(lowest: float) -> None:
-    """As with an edit that is driven far beyond what it removes."""
+def test_a_forget_measure_that_rises_again_is_taken_at_its_lowest(lowest: float, breaks: float) -> None:
+    """As with an edit that is driven far beyond what it removes, also where retain has fallen too far by then."""
     model, edit = dial()
 
     def metric(changed: nn.Module, data: list[str]) -> float:
+        if data == ["retain"]:
+            return float(reading(changed) < breaks)
         return lowest + max(0.0, abs(reading(changed) - 2.7) - 0.1) / 4
 
     with nullcontext() if lowest == 0 else pytest.warns(UnmergeWarning, match="no alpha brings"):
-        found = search_alpha(edit, model, ["forget"], metric=metric)
+        found = search_alpha(edit, model, ["forget"], retain=["retain"], metric=metric)
     assert found.alpha == pytest.approx(2.7, abs=0.16)
     assert found.reached == (lowest == 0)
     assert len(found.curve) <= EVALUATIONS

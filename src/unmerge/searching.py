@@ -111,13 +111,14 @@ def smallest(grid: Grid, target: float, max_drop: float) -> AlphaSearch:
         return grid.search(0, "target", target, "target")
     while not stop(high) and high < grid.size:
         low, high = high, min(grid.size, 2 * high)
-    if stop(high):
+    has_risen = grid(high).forget > min(point.forget for point in grid.points.values())
+    if grid(high).forget <= target or (too_low(high) and not has_risen):
         while high - low > 1 and grid.left > 0:
             middle = (low + high) // 2
             low, high = (low, middle) if stop(middle) else (middle, high)
     else:
         # Far beyond what an edit removes the forget measure may rise again: the target may lie in a dip.
-        _refine(grid, lambda place: -grid(place).forget)
+        _refine(grid, lambda place: -math.inf if too_low(place) else -grid(place).forget)
     reached = [place for place, point in grid.points.items() if point.forget <= target and not too_low(place)]
     if reached:
         return grid.search(min(reached), "target", target, "target")
