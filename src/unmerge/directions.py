@@ -14,6 +14,7 @@ from unmerge.pools import Pools
 from unmerge.recipe import CLOSED_FORMS, Recipe
 
 _HEAVY = 1e6  # times the variance of all inputs
+_BLENDED = 1.15  # times which blend takes the mean of two edits, since that alone leaves more apart than retraining does
 
 
 @dataclass(frozen=True)
@@ -64,14 +65,24 @@ def directions(groups: Sequence[Pools], recipe: Recipe) -> Directions:
 def head_directions(groups: Sequence[Pools], recipe: Recipe) -> Directions:
     """Those of a classifier that keeps its rows while `blend` brings the features before it to where they belong.
 
-    private-mean, more than once over: the forgotten outputs fall below the others, and the retained means keep theirs.
-    Where the retained means span the whole input it is edited like any layer.
+    private-mean, with which the retained means keep their outputs; `fall` then takes the forgotten outputs below the
+    others. Where the retained means span the whole input it is edited like any layer.
     """
     found = directions(groups, recipe.but(basis="private-mean"))
     if found.rank == 0:
         return directions(groups, recipe)
-    assert found.lift is not None
-    return replace(found, lift=recipe.head_strength * found.lift, alone=True)
+    return replace(found, alone=True)
+
+
+def fall(coefficients: Tensor, found: Directions, rows: Tensor, shifts: Tensor, classes: Sequence[int]) -> Tensor:
+    """What each forgotten class's own mean gave its output, (outputs,), 0 for the others: how far that has to fall.
+
+    Retraining leaves the outputs of classes that it never saw as low for every input. rows, shifts: `Pools.shifts`.
+    """
+    given = coefficients @ (found.forget.mT @ shifts.mT.to(coefficients))
+    places = torch.tensor(list(classes), device=given.device)
+    own = given[places, torch.arange(len(places), device=given.device)].clamp_min(0)
+    return given.new_zeros(len(given)).index_add(0, places, own * (rows > 0).to(own))
 
 
 def _group_directions(pools: Pools, recipe: Recipe) -> Directions:
@@ -99,17 +110,17 @@ def _of_means(pools: Pools, recipe: Recipe) -> Directions:
     """private-mean: the edit τ L D Dᵀ L⁻¹, D being what the forgotten means have outside the retained ones, whitened.
 
     With the mean preserved every retained class mean keeps its response; empty where they span the whole input. blend:
-    the mean of that edit and the projection on the lda directions, since where one overdoes the other underdoes; both
-    take the ridge of the within-class scatter. Neither needs a solver.
+    the mean of that edit and the projection on the lda directions, since where one overdoes the other underdoes,
+    `_BLENDED` times over; both take the ridge of the within-class scatter. Neither needs a solver.
     """
     means, *sides = pools.whitened_means(recipe.ridge)
     private = means.private(*sides)
     probes = means.lda(*sides) if recipe.basis == "blend" else private[:, :0]
     basis, upper = thin_qr(torch.cat([probes, means.turn @ private], dim=1))
-    parts = min(1, probes.shape[1]) + min(1, private.shape[1])
+    share = _BLENDED / 2 if probes.shape[1] and private.shape[1] else 1.0
     there = means.frame.device
-    lift = means.frame @ (probes @ upper[:, : probes.shape[1]].mT / max(1, parts)).to(there)
-    lift = lift + means.responses @ (private @ upper[:, probes.shape[1] :].mT / max(1, parts)).to(there)
+    lift = means.frame @ (share * probes @ upper[:, : probes.shape[1]].mT).to(there)
+    lift = lift + means.responses @ (share * private @ upper[:, probes.shape[1] :].mT).to(there)
     found = means.frame @ basis.to(there)
     return Directions(found, found[:, :0], lift)
 

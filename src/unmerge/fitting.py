@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from unmerge.directions import Directions, coefficients_of, directions, head_directions, without_response
+from unmerge.directions import Directions, coefficients_of, directions, fall, head_directions, without_response
 from unmerge.errors import LayerError
 from unmerge.heads import head_alone
 from unmerge.initial import TaskVectors
@@ -87,7 +87,13 @@ def fit_layers(
                 task_vector = weight_matrix(module, weight).double()
                 coefficients = coefficients_of(task_vector, basis, recipe)
                 bias = task_vectors.get(tensor_name(name, "bias"))
-                fitted.layers[name] = _layer_edit(name, module, coefficients, basis.forget, bias, request, recipe)
+                lower: Tensor | None = None
+                if basis.alone:
+                    shifts = request.pools_as_counted(name)[0].shifts()
+                    lower = recipe.head_strength * fall(coefficients, basis, *shifts, request.classes)
+                fitted.layers[name] = _layer_edit(
+                    name, module, coefficients, basis.forget, bias, lower, request, recipe
+                )
 
 
 def _layer_edit(
@@ -96,10 +102,11 @@ def _layer_edit(
     coefficients: Tensor,
     forget_basis: Tensor,
     bias: Tensor | None,
+    lower: Tensor | None,
     request: Request,
     recipe: Recipe,
 ) -> LayerEdit:
-    """B, Q and the constant part of one layer, in the precision of its weight."""
+    """B, Q and the constant part of one layer, in the precision of its weight; lower: taken off its outputs."""
     if forget_basis.dim() == 3:
         # A group with fewer directions has zero columns; QR completes them, and their coefficients stay zero.
         forget_basis, upper = torch.linalg.qr(forget_basis)
@@ -126,6 +133,8 @@ def _layer_edit(
     if bias is not None:
         shift -= recipe.gamma / (1 + recipe.gamma) * bias.double()  # implementation note (iv)
         shift_to = tensor_name(name, "bias")
+    if lower is not None:
+        shift -= lower
     kept = torch.promote_types(module.get_parameter("weight").dtype, torch.float32)
     has_shift = shift_to is not None and bool(shift.any())
     return LayerEdit(

@@ -89,14 +89,18 @@ class Pools:
     def retain(self) -> Moments:
         return self._moments(self._kept[self._layer].moments)
 
+    def shifts(self) -> tuple[Tensor, Tensor]:
+        """The rows of each forgotten class and m_c − m_R, by ascending label; without labels the forget set is one."""
+        rows, means = self._class_means(self._lost, forgotten=True)
+        return rows, means - self.retain_mean
+
     @cached_property
     def class_shifts(self) -> Tensor:
-        """m_c − m_R, one row a forgotten class; without labels the whole forget set is one.
+        """m_c − m_R of the forgotten classes that have one.
 
         A class whose mean is the retain mean has no direction; rounding would make one up.
         """
-        rows, means = self._class_means(self._lost, forgotten=True)
-        shifts = means - self.retain_mean
+        rows, shifts = self.shifts()
         return shifts[(rows > 0) & (shifts.norm(dim=1) > NEGLIGIBLE * self.joint.variance.sum().sqrt())]
 
     @property

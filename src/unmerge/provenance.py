@@ -155,9 +155,8 @@ def _choices(
         if removed:
             known += ", and the head's rows are removed"
         elif head_alone:
-            known += (
-                f", and the head's own edit, {recipe.head_strength:g} times over, takes the classes out of its answers"
-            )
+            times = "" if recipe.head_strength == 1 else f"{recipe.head_strength:g} times "
+            known += f", and the outputs of the classes fall by {times}what their own means gave them"
         else:
             known = "open: search_alpha finds the smallest that forgets"
         chosen["alpha"] = known

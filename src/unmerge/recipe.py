@@ -119,7 +119,10 @@ class Recipe:
     )
     seed: int = _whole(0, 0, meaning="seed of k-means, of the sample it sees and of the verdict's random draw")
     head_strength: float = _number(
-        2.0, 0, meaning="times which blend edits the classifier where none of its rows is removed"
+        1.0,
+        0,
+        meaning="how far blend lowers the outputs of forgotten classes where no row of the classifier is removed: times "
+        "what their own means gave them",
     )
 
     def __new__(cls, *args: Any, **knobs: Any) -> Recipe:

@@ -7,7 +7,7 @@ from torch import nn
 
 from unmerge.bench.digits import load_digits
 from unmerge.bench.images import Images
-from unmerge.bench.training import augmented, train
+from unmerge.bench.training import AugmentedBatches, augmented, train
 
 
 def test_crops_are_windows_of_the_padded_image_and_mirrored_or_not() -> None:
@@ -21,6 +21,21 @@ def test_crops_are_windows_of_the_padded_image_and_mirrored_or_not() -> None:
     assert 5 < mirrored.sum() < 35
     assert (crops[:, 0].diff(dim=1) == 16).all()
     assert torch.equal(crops[:, 0, 0, 0] >= 256, torch.tensor([False, True] * 20))
+
+
+def test_augmented_batches_are_the_same_each_time_and_those_of_another_seed_are_not() -> None:
+    images, _ = load_digits()
+    data = Images(images.images[:70], images.labels[:70])
+    batches = AugmentedBatches(data, 30)
+    first, again = list(batches), list(batches)
+    assert [len(labels) for _, labels in first] == [30, 30, 10]
+    assert len(batches) == 3
+    assert torch.equal(torch.cat([labels for _, labels in first]), data.labels)
+    assert all(torch.equal(one, other) for (one, _), (other, _) in zip(first, again, strict=True))
+    assert not torch.equal(first[0][0], first[1][0])
+    assert first[0][0].shape == data.images[:30].shape
+    assert not torch.equal(first[0][0], data.images[:30])
+    assert not torch.equal(first[0][0], next(iter(AugmentedBatches(data, 30, seed=1)))[0])
 
 
 def test_the_same_seed_gives_the_same_network_and_it_learns() -> None:

@@ -115,7 +115,7 @@ def edited(
 
     by_reference: alpha by ToW against the retrained model instead, as the paper chooses it.
     """
-    data = task.retain if recalibrate else None
+    data = task.recalibration if recalibrate else None
     model = copy.deepcopy(task.model)
     fitting: dict[str, Any] = {"init": task.init, "recipe": recipe, "forward": task.forward, "check_init": check_init}
     edit = unmerge.fit(model, task.forget, task.retain, **fitting)

@@ -99,7 +99,7 @@ def compared(task: Task, mode: str) -> list[Result]:
     head = "auto" if mode == "removed" else "edit"
     for name, recipe in [("default", unmerge.Recipe(head=head)), *_grid(task.model, head)]:
         edit = unmerge.fit(task.model, forget, retain, init="zero", recipe=recipe)
-        options: dict[str, Any] = {"recalibrate": task.retain, "forward": task.forward}
+        options: dict[str, Any] = {"recalibrate": task.recalibration, "forward": task.forward}
         with warnings.catch_warnings():
             # That a cell does not forget shows in the table, and the head alone has no BatchNorm behind it.
             warnings.simplefilter("ignore", UnmergeWarning)
@@ -133,8 +133,8 @@ def _grid(model: nn.Module, head: str) -> Iterator[tuple[str, unmerge.Recipe]]:
     for skip, depth in depths.items():
         for basis in ("blend", "private-mean"):  # which protect without a rank or a weight
             yield f"{basis}, {depth}", unmerge.Recipe(basis=basis, skip_layers=skip, head=head)
-    for times in (1.0, 1.5, 3.0) if head == "edit" else ():
-        yield f"blend, last quarter, head x{times:g}", unmerge.Recipe(head=head, head_strength=times)
+    for times in (0.0, 0.5, 2.0) if head == "edit" else ():
+        yield f"blend, last quarter, outputs lowered x{times:g}", unmerge.Recipe(head=head, head_strength=times)
     for (skip, depth), rank, lam in itertools.product(depths.items(), RANKS, LAMBDAS):
         if rank == 16 or depth == "last quarter":
             recipe = unmerge.Recipe(basis="lda", skip_layers=skip, retain_rank=rank, lam=lam, head=head)

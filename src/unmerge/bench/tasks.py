@@ -13,7 +13,7 @@ from unmerge.batches import Forward
 from unmerge.bench import cifar_data, digits
 from unmerge.bench.images import Images, half_precision
 from unmerge.bench.networks import cifar_resnet
-from unmerge.bench.training import train
+from unmerge.bench.training import AugmentedBatches, train
 from unmerge.initial import Init
 
 BATCH = 1000
@@ -33,6 +33,12 @@ class Task:
     forward: Forward | None = None
     init: Init = "zero"
     floor: nn.Module | None = None  # retrained with another seed: the noise of every figure
+    training: Iterable[Any] | None = None  # the retained samples as training saw them, where that differs
+
+    @property
+    def recalibration(self) -> Iterable[Any]:
+        """What running statistics of BatchNorms are estimated on, so that they are those that training would leave."""
+        return self.retain if self.training is None else self.training
 
     @property
     def splits(self) -> dict[str, Iterable[Any]]:
@@ -82,9 +88,9 @@ def task_of(
     # In random order, since what reads only the first batches must see all classes.
     order = torch.randperm(len(retain), generator=torch.Generator().manual_seed(0)).to(retain.labels.device)
     forward = half_precision if data.train.images.device.type == "cuda" else None
-    retain_batches = Images(retain.images[order], retain.labels[order]).batches(BATCH)
-    parts = (forget.batches(BATCH), retain_batches, data.test.batches(BATCH))
-    return Task(name, model, retrained, *parts, classes, forward)
+    retain = retain.where(order)
+    parts = (forget.batches(BATCH), retain.batches(BATCH), data.test.batches(BATCH))
+    return Task(name, model, retrained, *parts, classes, forward, training=AugmentedBatches(retain, BATCH))
 
 
 def cifar_classifier(data: Images, network: str, classes: int, epochs: int, seed: int, what: str) -> nn.Module:

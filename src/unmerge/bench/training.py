@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -79,11 +79,29 @@ class _Logits(nn.Module):
         return logits.float()
 
 
-def augmented(padded: Tensor, chosen: Tensor, size: int) -> Tensor:
+def augmented(padded: Tensor, chosen: Tensor, size: int, generator: torch.Generator | None = None) -> Tensor:
     """Random crops of padded images, each mirrored half of the time."""
     device, count = padded.device, len(chosen)
-    top, left = torch.randint(0, 2 * _PADDING + 1, (2, count, 1), device=device)
+    draws: dict[str, Any] = {"device": device, "generator": generator}
+    top, left = torch.randint(0, 2 * _PADDING + 1, (2, count, 1), **draws)
     pixels = torch.arange(size, device=device)
-    columns = torch.where(torch.rand(count, 1, device=device) < 0.5, pixels, pixels.flip(0))
+    columns = torch.where(torch.rand(count, 1, **draws) < 0.5, pixels, pixels.flip(0))
     crops = padded[chosen[:, None, None], :, (top + pixels)[:, :, None], (left + columns)[:, None, :]]
     return crops.permute(0, 3, 1, 2)  # which is channels-last in memory
+
+
+class AugmentedBatches:
+    """Labelled batches of images cropped and mirrored as in training, the same ones each time they are read."""
+
+    def __init__(self, data: Images, size: int, seed: int = 0) -> None:
+        self.data, self.size, self.seed = data, size, seed
+
+    def __len__(self) -> int:
+        return -(-len(self.data) // self.size)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        generator = torch.Generator(self.data.images.device).manual_seed(self.seed)
+        for images, labels in self.data.batches(self.size):
+            every = torch.arange(len(labels), device=labels.device)
+            padded = nn.functional.pad(images, (_PADDING,) * 4)
+            yield augmented(padded, every, images.shape[-1], generator), labels
