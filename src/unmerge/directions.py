@@ -14,7 +14,7 @@ from unmerge.pools import Pools
 from unmerge.recipe import CLOSED_FORMS, Recipe
 
 _HEAVY = 1e6  # times the variance of all inputs
-_BLENDED = 1.15  # times which blend takes the mean of two edits, since that alone leaves more apart than retraining does
+_BLENDED = 1.15  # times the mean of two edits, which alone leaves more apart than retraining does (docs/findings.md)
 
 
 @dataclass(frozen=True)

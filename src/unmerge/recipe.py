@@ -121,8 +121,8 @@ class Recipe:
     head_strength: float = _number(
         1.0,
         0,
-        meaning="how far blend lowers the outputs of forgotten classes where no row of the classifier is removed: times "
-        "what their own means gave them",
+        meaning="how far blend lowers the outputs of forgotten classes where no row of the classifier is removed: "
+        "times what their own means gave them",
     )
 
     def __new__(cls, *args: Any, **knobs: Any) -> Recipe:

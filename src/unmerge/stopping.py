@@ -47,8 +47,8 @@ class LastBlock:
         try:
             yield
         except _Enough as enough:
-            # Some wrappers around a forward pass hold on to what is raised in them, and with it to its activations. From
-            # Python 3.12 on so does the context manager that this is: its frame is behind the one that caught it.
+            # Some wrappers around a forward pass hold on to what is raised in them, and with it to its activations.
+            # From Python 3.12 on so does the context manager that this is: its frame is behind the one that caught it.
             clear_frames(enough.__traceback__)
             enough.__traceback__ = None
         finally:
