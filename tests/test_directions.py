@@ -134,13 +134,50 @@ def test_where_no_row_is_removed_the_classifier_has_the_private_mean_edit_and_th
     assert own.shift is not None
     assert once.shift is not None
     lost, kept = (statistics[blend.head].moments.mean for statistics in of_no_row_removed(5))
-    fall = once.shift - own.shift
-    assert fall[0].item() == pytest.approx(times * (change @ (lost - kept))[0].item())
-    assert fall[0] > 0 or times == 0
-    assert torch.allclose(fall[1:], torch.zeros(4, dtype=torch.float64), atol=1e-12)
+    lower = once.shift - own.shift
+    weight = list(classifier(5).parameters())[-2]
+    assert lower[0].item() == pytest.approx(times * (weight[0] @ (lost - kept)).item())
+    assert lower[0] > 0 or times == 0
+    assert torch.allclose(lower[1:], torch.zeros(4, dtype=torch.float64), atol=1e-12)
     assert blend.alpha == 1
     assert private.alpha is None
-    assert "what their own means gave them" in blend.provenance["choices"]["alpha"]
+    assert "what their own means give them" in blend.provenance["choices"]["alpha"]
+
+
+@pytest.mark.parametrize("forgotten", [(5, 2), (1,), (4, 0, 3)])
+@pytest.mark.parametrize("source", ["data", "classes"])
+def test_every_forgotten_output_falls_by_what_its_own_mean_gives_it(forgotten: tuple[int, ...], source: str) -> None:
+    model = classifier(6)
+    sides = some_classes(6)
+    inputs, labels = (torch.cat([side[0][part] for side in sides]) for part in (0, 1))
+    with torch.no_grad():
+        list(model.parameters())[-2][4].neg_()  # an output that its own class does not raise is left as it is
+    lost = torch.isin(labels, torch.tensor(forgotten))
+    recipe = Recipe(skip_layers=0, head="edit")
+    once = recipe.but(head_strength=0)
+    if source == "data":
+        parts = [[(inputs[part], labels[part])] for part in (lost, ~lost)]
+        edits = [fit(model, *parts, init="zero", recipe=each) for each in (recipe, once)]
+    else:
+        everything = collect(model, [(inputs, labels)])
+        edits = [
+            fit(model, classes=forgotten, statistics=everything, init="zero", recipe=each) for each in (recipe, once)
+        ]
+    assert edits[0].head is not None
+    shifts = [edit.layers[edit.head].shift for edit in edits if edit.head is not None]
+    assert shifts[0] is not None
+    assert shifts[1] is not None
+    with torch.no_grad():
+        *_, last = model.children()
+        features = inputs
+        for layer in list(model.children())[:-1]:
+            features = layer(features)
+        kept = features[~lost].mean(0)
+        expected = torch.zeros(6, dtype=torch.float64)
+        for label in forgotten:
+            expected[label] = max(0.0, (last.weight[label] @ (features[labels == label].mean(0) - kept)).item())
+    assert torch.allclose(shifts[1] - shifts[0], expected, atol=1e-6)
+    assert (expected > 0).sum() >= 1
 
 
 def test_where_the_retained_means_span_the_classifier_s_input_the_strength_stays_open() -> None:

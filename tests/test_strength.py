@@ -427,6 +427,16 @@ def test_a_forget_measure_that_rises_again_is_taken_at_its_lowest(lowest: float,
     assert len(found.curve) <= EVALUATIONS
 
 
+def test_in_a_dip_the_smallest_alpha_that_forgets_is_taken() -> None:
+    model, edit = dial()
+
+    def metric(changed: nn.Module, data: list[str]) -> float:
+        return 0.001 + 0.01 * (reading(changed) - 3) ** 2  # at most .01 from 2.05 on
+
+    found = search_alpha(edit, model, ["forget"], metric=metric)
+    assert (found.alpha, found.reached) == (pytest.approx(2.1, abs=0.06), True)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     forgets=st.integers(1, 3000).map(lambda hundredths: hundredths / 100),

@@ -74,15 +74,14 @@ def head_directions(groups: Sequence[Pools], recipe: Recipe) -> Directions:
     return replace(found, alone=True)
 
 
-def fall(coefficients: Tensor, found: Directions, rows: Tensor, shifts: Tensor, classes: Sequence[int]) -> Tensor:
-    """What each forgotten class's own mean gave its output, (outputs,), 0 for the others: how far that has to fall.
+def fall(weight: Tensor, rows: Tensor, shifts: Tensor, classes: Sequence[int]) -> Tensor:
+    """What the mean of each forgotten class gives its own output, (outputs,), 0 for the others: so far it is to fall.
 
-    Retraining leaves the outputs of classes that it never saw as low for every input. rows, shifts: `Pools.shifts`.
+    The outputs of classes that a network never saw are low whatever its input. rows, shifts: `Pools.shifts`.
     """
-    given = coefficients @ (found.forget.mT @ shifts.mT.to(coefficients))
-    places = torch.tensor(list(classes), device=given.device)
-    own = given[places, torch.arange(len(places), device=given.device)].clamp_min(0)
-    return given.new_zeros(len(given)).index_add(0, places, own * (rows > 0).to(own))
+    places = torch.tensor(list(classes), device=weight.device)
+    given = (weight[places] * shifts.to(weight)).sum(1).clamp_min(0) * (rows > 0).to(weight)
+    return weight.new_zeros(len(weight)).index_copy(0, places, given)
 
 
 def _group_directions(pools: Pools, recipe: Recipe) -> Directions:

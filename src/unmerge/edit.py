@@ -60,7 +60,7 @@ class Edit:
         """Change the model in place, all layers or none, and return it.
 
         alpha: the strength; by default the recommendation. head_alpha: another one for the classifier.
-        recalibrate: batches (of retain data) to re-estimate the BatchNorms behind edited layers from.
+        recalibrate: batches of retain data, as training saw them, to re-estimate BatchNorms behind edited layers from.
         force: apply to other weights than those the edit was fitted on.
         """
         alpha, head_alpha = self.strengths(alpha, head_alpha)

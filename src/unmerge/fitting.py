@@ -90,7 +90,8 @@ def fit_layers(
                 lower: Tensor | None = None
                 if basis.alone:
                     shifts = request.pools_as_counted(name)[0].shifts()
-                    lower = recipe.head_strength * fall(coefficients, basis, *shifts, request.classes)
+                    own = weight_matrix(module).to(task_vector)
+                    lower = recipe.head_strength * fall(own, *shifts, request.classes)
                 fitted.layers[name] = _layer_edit(
                     name, module, coefficients, basis.forget, bias, lower, request, recipe
                 )

@@ -33,6 +33,6 @@ def obstacle(model: nn.Module, request: Request, edited: Container[str], asked: 
 
 
 def head_alone(model: nn.Module, request: Request, edited: Container[str], recipe: Recipe) -> str | None:
-    """The classifier where its rows stay, and `head_directions` take the forgotten classes out of its answers."""
+    """The classifier where its rows stay: it has `head_directions`, and the outputs of forgotten classes `fall`."""
     wanted = recipe.basis == "blend" and recipe.head == "edit" and recipe.mean in ("auto", "preserve")
     return request.head(model) if wanted and not obstacle(model, request, edited) else None

@@ -129,7 +129,7 @@ def _choices(
         settled = request.settled(recipe)
         several = "without labels the forget set may be several concepts, and one mean is one direction"
         reasons = {
-            "blend": "blend: for whole classes the mean of lda and private-mean edits comes nearest to retraining",
+            "blend": "blend: for whole classes 1.15 times the mean of lda and private-mean comes nearest to retraining",
             "lda": "lda: one direction for each label of the forget set",
             "wiener": f"wiener: {several}",
             "contrastive": f"contrastive: {several}",
@@ -151,12 +151,12 @@ def _choices(
         gone = f"rows {list(removed)} removed: no retained sample has these classes"
         chosen["head"] = gone if removed else f"edited, no row removed: {why_not_removed}"
     if recipe.alpha is None:
-        known = "1: the forgotten part of the features goes, once"
+        known = "1: the forgotten part of the features goes"
         if removed:
             known += ", and the head's rows are removed"
         elif head_alone:
             times = "" if recipe.head_strength == 1 else f"{recipe.head_strength:g} times "
-            known += f", and the outputs of the classes fall by {times}what their own means gave them"
+            known += f", and the outputs of the classes fall by {times}what their own means give them"
         else:
             known = "open: search_alpha finds the smallest that forgets"
         chosen["alpha"] = known

@@ -122,7 +122,7 @@ class Recipe:
         1.0,
         0,
         meaning="how far blend lowers the outputs of forgotten classes where no row of the classifier is removed: "
-        "times what their own means gave them",
+        "times what their own means give them",
     )
 
     def __new__(cls, *args: Any, **knobs: Any) -> Recipe:

@@ -96,12 +96,18 @@ class Grid:
 
 
 def smallest(grid: Grid, target: float, max_drop: float) -> AlphaSearch:
-    """Bracket by doubling, then bisect: forget and retain accuracy fall as alpha grows."""
+    """Bracket by doubling, then bisect: forget and retain accuracy fall as alpha grows.
+
+    Far beyond what an edit removes the forget measure may rise again: where it has, the target may lie in a dip.
+    """
     lowest = math.inf if (kept := grid(0).retain) is None else kept - max_drop
 
     def too_low(place: int) -> bool:
         found = grid(place).retain
         return found is not None and found < lowest
+
+    def reaches(place: int) -> bool:
+        return grid(place).forget <= target and not too_low(place)
 
     def stop(place: int) -> bool:
         return grid(place).forget <= target or too_low(place)
@@ -111,16 +117,14 @@ def smallest(grid: Grid, target: float, max_drop: float) -> AlphaSearch:
         return grid.search(0, "target", target, "target")
     while not stop(high) and high < grid.size:
         low, high = high, min(grid.size, 2 * high)
-    has_risen = grid(high).forget > min(point.forget for point in grid.points.values())
+    has_risen = grid(high).forget > min(point.forget for point in grid.points.values()) + target  # not by chance
     if grid(high).forget <= target or (too_low(high) and not has_risen):
-        while high - low > 1 and grid.left > 0:
-            middle = (low + high) // 2
-            low, high = (low, middle) if stop(middle) else (middle, high)
+        _bisect(grid, low, high, stop)
     else:
-        # Far beyond what an edit removes the forget measure may rise again: the target may lie in a dip.
-        _refine(grid, lambda place: -math.inf if too_low(place) else -grid(place).forget)
-    reached = [place for place, point in grid.points.items() if point.forget <= target and not too_low(place)]
-    if reached:
+        _refine(grid, lambda place: -math.inf if too_low(place) else -grid(place).forget, reaches)
+        if dip := list(filter(reaches, grid.points)):
+            _bisect(grid, max(place for place in grid.points if place < min(dip)), min(dip), reaches)
+    if reached := list(filter(reaches, grid.points)):
         return grid.search(min(reached), "target", target, "target")
     allowed = [place for place in grid.points if not too_low(place)]
     chosen = min(allowed, key=lambda place: (grid(place).forget, -place))
@@ -149,9 +153,16 @@ def best(grid: Grid, score: str, target: float) -> AlphaSearch:
     return grid.search(max(sorted(grid.points), key=value), score, target, "best score")
 
 
-def _refine(grid: Grid, value: Callable[[int], float]) -> None:
-    """Spend what is left of the evaluations between the best place and its neighbours."""
-    while grid.left > 0:
+def _bisect(grid: Grid, low: int, high: int, is_enough: Callable[[int], bool]) -> None:
+    """Look for the first place that is enough, between one that is not and one that is."""
+    while high - low > 1 and grid.left > 0:
+        middle = (low + high) // 2
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
+
+
+def _refine(grid: Grid, value: Callable[[int], float], is_enough: Callable[[int], bool] = lambda _: False) -> None:
+    """Look between the best place and its neighbours, until one is enough or no evaluation is left."""
+    while grid.left > 0 and not any(map(is_enough, grid.points)):
         known = sorted(grid.points)
         best = max(known, key=value)
         place = known.index(best)
