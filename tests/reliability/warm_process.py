@@ -109,7 +109,9 @@ def serve() -> None:
             task = json.loads(line)
             counted.unlink(missing_ok=True)
             start = time.perf_counter()
-            child, *others = [started(each, counted) for each in (task, *beside(task))]
+            # Each has a file of its own to count in: two that end together would write over each other.
+            child = started(task, counted)
+            others = [started(other, counted.with_suffix(".beside")) for other in beside(task)]
             if task.get("seconds") is not None:
                 time.sleep(task["seconds"])
                 with contextlib.suppress(ProcessLookupError):
