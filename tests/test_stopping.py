@@ -83,6 +83,21 @@ def test_a_pass_that_ends_early_leaves_no_activations_behind(held_by: str):
         gc.enable()
 
 
+def test_what_ends_a_pass_lets_go_of_its_frames():
+    raised = []
+
+    def forward(model, batch):
+        try:
+            return model(**batch)
+        except BaseException as error:
+            raised.append(error)
+            raise
+
+    collect(decoder("llama"), data(), "re:layers.1.mlp", forward=forward)
+    assert raised
+    assert all(error.__traceback__ is None for error in raised)
+
+
 class Block(nn.Module):
     def __init__(self):
         super().__init__()

@@ -117,7 +117,8 @@ def smallest(grid: Grid, target: float, max_drop: float) -> AlphaSearch:
         return grid.search(0, "target", target, "target")
     while not stop(high) and high < grid.size:
         low, high = high, min(grid.size, 2 * high)
-    has_risen = grid(high).forget > min(point.forget for point in grid.points.values()) + target  # not by chance
+    lowest_forget = min(point.forget for point in grid.points.values())
+    has_risen = grid(high).forget > lowest_forget + target  # by more than a few samples make
     if grid(high).forget <= target or (too_low(high) and not has_risen):
         _bisect(grid, low, high, stop)
     else:
