@@ -65,6 +65,22 @@ def test_a_task_is_run_written_and_not_trained_twice(
     assert again["tables"] == first["tables"]
 
 
+def test_a_network_is_judged_by_the_retraining_of_another_seed(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path
+) -> None:
+    common = ["--task", "trees", "--only", "un-edited"]
+    figures = {}
+    for seed, further in ((0, []), (1, ["--reference", "0"])):
+        out = tmp_path / str(seed)
+        written = run(monkeypatch, folder, out, *common, "--cache", f"{tmp_path}/cache", "--seed", str(seed), *further)
+        assert written["settings"]["reference"] == 0
+        figures[seed] = written["tables"]["summary"]["rows"]
+    assert figures[0]["retrained"] == figures[1]["retrained"]
+    assert figures[0]["un-edited"]["ECE test"] != figures[1]["un-edited"]["ECE test"]
+    trained = {path.stem for path in (tmp_path / "cache").rglob("*.safetensors")}
+    assert trained == {"finetuned-0", "finetuned-1", "retrained-trees-0", "retrained", "un-edited"}
+
+
 @pytest.mark.parametrize(("task", "forgotten"), [("class:dolphin", 40), ("coherent", 43), ("random", 8)])
 def test_every_kind_of_request_is_accepted(
     monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path, task: str, forgotten: int

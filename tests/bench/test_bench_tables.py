@@ -61,15 +61,17 @@ def test_means_over_several_results_are_of_the_rows_that_all_have(several: Path)
     assert not any("paper" in line for line in lines)
 
 
-def test_a_row_of_several_results_has_their_mean_below(several: Path) -> None:
-    assert tables.table("*-zero@unmerge", several).splitlines()[2:5] == [
+def test_a_row_of_several_results_has_their_mean_and_deviation_below(several: Path) -> None:
+    assert tables.table("*-zero@unmerge", several).splitlines()[2:6] == [
         "| trees | 0.980 | 1.0 |",
         "| wolf | 1.000 | 2.0 |",
         "| mean | 0.990 | 1.5 |",
+        "| deviation | 0.014 | 0.7 |",
     ]
-    assert [line.split(" | ")[0] for line in tables.table("*-zero@paper", several).splitlines()[2:4]] == [
+    assert [line.split(" | ")[0] for line in tables.table("*-zero@paper", several).splitlines()[2:5]] == [
         "| wolf",
         "| mean",
+        "",
     ]
     for name in ("*-zero@nobody", "*-pretrained"):
         with pytest.raises(FileError, match="a page shows"):

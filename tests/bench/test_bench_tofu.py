@@ -83,6 +83,17 @@ def test_a_request_is_run_written_and_not_trained_twice(monkeypatch: pytest.Monk
     assert again["tables"] == first["tables"]
 
 
+def test_baselines_are_repeated_with_other_seeds_and_averaged(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
+    npo, options = "NPO lr x300", ["--rates", "300", "--repeats", "2"]
+    summary = run(monkeypatch, place, *options, "--only", npo, "lda by author")["tables"]["summary"]
+    rows = {name: {key: figure["value"] for key, figure in row.items()} for name, row in summary["rows"].items()}
+    assert list(rows)[3:] == [npo, f"{npo}, seed 1", "lda by author", f"{npo}, mean of 2 seeds"]
+    for figure in ("forget prob.", "retain prob.", "seconds"):
+        first, second, mean = (rows[name][figure] for name in (npo, f"{npo}, seed 1", f"{npo}, mean of 2 seeds"))
+        assert first != second
+        assert mean == pytest.approx((first + second) / 2)
+
+
 def test_the_grid_is_explored_by_parts_of_names(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
     wanted = ["lda, all down, base, mean free", "lda, all down, zero, names"]
     wide = "wiener 2048 lambda 10, all linear, answers, base, mean free"

@@ -3,6 +3,7 @@
     python -m unmerge.bench.cifar100 --data DIR --task trees --fast          # one GPU
     python -m unmerge.bench.cifar100 --data DIR --task class:dolphin --fast --floor
     python -m unmerge.bench.cifar100 --data DIR --task trees --ablate rank lambda
+    python -m unmerge.bench.cifar100 --data DIR --task trees --seed 1 --reference 0   # against seed 0's retraining
     python -m unmerge.bench.cifar100 --data DIR --task trees --device cpu --network tiny --subset 20 --epochs 2
 
 A task is a superclass (trees, aquatic, vehicles, superclass:NAME), classes (class:NAME, several with +), "coherent"
@@ -86,6 +87,7 @@ class Benchmark:
         self.options, self.data = options, data
         schedule = SCHEDULES[options.init, options.fast]
         self.schedule = replace(schedule, epochs=options.epochs or schedule.epochs)
+        self.reference = options.seed if options.reference is None else options.reference
         kept = f"{options.network}-{options.init}-{self.schedule.epochs}-{options.subset or 'all'}"
         self.trunk = load_weights(options.checkpoint or packaged_trunk()) if options.init == "pretrained" else {}
         self.folder = Path(options.cache) / f"{kept}-{short_checksum(self.trunk, vars(self.schedule))}"
@@ -98,14 +100,18 @@ class Benchmark:
         """What every method's model answers and the seconds it took to make, the reference, and the noise floor."""
         forgotten, classes = self._request()
         retain = self.data.train.where(~forgotten)
-        model = self._network(f"finetuned-{self.options.seed}", self.data.train, self.options.seed)
-        initial = "zero" if self.options.init == "zero" else self._initial(self.options.seed).state_dict()
+        own = self.options.seed
+        model = self._network(f"finetuned-{own}", self.data.train, own, own)
+        initial = "zero" if self.options.init == "zero" else self._initial(own).state_dict()
         task = replace(task_of(self.options.task, self.data, model, {}, forgotten, classes), init=initial)
 
         def reference(name: str, offset: int) -> Outputs:
             """What retraining answers; it is trained only where its answers are not kept."""
-            network = f"retrained-{self._task}-{self.options.seed + offset}"
-            return self._outputs(name, lambda: self._network(network, retain, self.options.seed + offset + 1), task)
+            network = f"retrained-{self._task}-{self.reference + offset}"
+            seed = self.reference + offset + 1
+            return self._outputs(
+                name, lambda: self._network(network, retain, seed, self.reference), task, self.reference
+            )
 
         answers = reference("retrained", 0)
         floor = reference("retrained again", 100) if self.options.floor else None
@@ -146,6 +152,7 @@ class Benchmark:
             **evaluation.settings,
             "task": self.options.task,
             "init": self.options.init,
+            "reference": self.reference,
             "network": self.options.network,
             "schedule": vars(self.schedule),
             "versions": {"unmerge": __version__, "torch": torch.__version__, "python": platform.python_version()},
@@ -183,12 +190,14 @@ class Benchmark:
     def _stranger(self) -> dict[str, Tensor]:
         """The weights of a network of the same form that was trained on other data: on half of the classes."""
         half = self.data.train.where(self.data.train.labels < len(self.data.classes) // 2)
-        return self._network(f"first-half-{self.options.seed}", half, self.options.seed + 7).state_dict()
+        own = self.options.seed
+        return self._network(f"first-half-{own}", half, own + 7, own).state_dict()
 
-    def _network(self, name: str, images: Images, seed: int) -> nn.Module:
+    def _network(self, name: str, images: Images, seed: int, start_seed: int) -> nn.Module:
+        """A network trained with a seed; `start_seed` is that of the head which a pretrained trunk gets."""
         path = self.folder / f"{name}.safetensors"
         # One pretrained start for all, as fine-tuning and retraining have; from scratch each has its own.
-        model = self._initial(self.options.seed if self.options.init == "pretrained" else seed)
+        model = self._initial(start_seed if self.options.init == "pretrained" else seed)
         if path.is_file():
             model.load_state_dict(load_weights(path))
             return model.eval()
@@ -199,8 +208,8 @@ class Benchmark:
         print(f"{name}: trained in {time.perf_counter() - start:.0f} s", flush=True)
         return model
 
-    def _outputs(self, name: str, make: Callable[[], nn.Module], task: Task) -> Outputs:
-        path = self.folder / f"{self._task}-{self.options.seed}" / f"{name}.safetensors"
+    def _outputs(self, name: str, make: Callable[[], nn.Module], task: Task, seed: int) -> Outputs:
+        path = self.folder / f"{self._task}-{seed}" / f"{name}.safetensors"
         if not path.is_file():
             found = outputs(make(), task.splits, keep_features=FEATURES, forward=task.forward, name=name)
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -208,17 +217,18 @@ class Benchmark:
         return Outputs.load(path)
 
     def _timed_outputs(self, name: str, make: Callable[[], nn.Module], task: Task) -> tuple[Outputs, float]:
-        record = self.folder / f"{self._task}-{self.options.seed}" / f"{name}.json"
+        own = self.options.seed
+        record = self.folder / f"{self._task}-{own}" / f"{name}.json"
         if not record.is_file():
             start = time.perf_counter()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UnmergeWarning)
                 model = make()
             seconds = time.perf_counter() - start
-            self._outputs(name, lambda: model, task)
+            self._outputs(name, lambda: model, task, own)
             write_json(record, {"seconds": seconds})
             print(f"{name}: {seconds:.2f} s", flush=True)
-        return self._outputs(name, make, task), json.loads(record.read_text())["seconds"]
+        return self._outputs(name, make, task, own), json.loads(record.read_text())["seconds"]
 
 
 def _first_of_each_class(data: cifar_data.Cifar100, count: int) -> cifar_data.Cifar100:
@@ -240,6 +250,7 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         help="for --init pretrained: a ResNet-50 with torchvision's names (default: imgsim's)",
     )
+    parser.add_argument("--reference", type=int, help="seed of the retrained model (default: that of --seed)")
     parser.add_argument("--network", choices=["tiny", "resnet18", "resnet50"], default="resnet50")
     parser.add_argument("--fast", action="store_true", help="30 epochs instead of the paper's 100 (15 for 50)")
     parser.add_argument("--epochs", type=int, help="of training, in place of the schedule's")

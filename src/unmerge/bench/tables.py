@@ -5,7 +5,8 @@
 
 A block stands between `<!-- results:NAME -->` and `<!-- /results -->`. NAME is a file of results/ without its suffix:
 the summary table of an evaluation (digits, cifar100/trees-zero-0), or "NAME:TABLE" for another of its tables. Of many
-files (cifar100/*-zero-0) it is the mean of every row that all of them have, or with "NAME@ROW" that row of each.
+files (cifar100/*-zero-0) it is the mean of every row that all of them have, or with "NAME@ROW" that row of each, its
+mean and its standard deviation.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 from unmerge.errors import FileError, listing
@@ -67,7 +68,7 @@ def _means(summaries: Mapping[str, Table]) -> Table:
     """The mean of every row that all summaries have."""
     first = next(iter(summaries.values()))
     cells = {
-        row: _mean([summary[row] for summary in summaries.values()])
+        row: _over([summary[row] for summary in summaries.values()], fmean)
         for row in first.cells
         if all(row in summary.cells for summary in summaries.values())
     }
@@ -75,19 +76,22 @@ def _means(summaries: Mapping[str, Table]) -> Table:
 
 
 def _each(summaries: Mapping[str, Table], row: str) -> Table:
-    """One row of the summaries that have it, under their names, and its mean."""
+    """One row of the summaries that have it, under their names, its mean and, of two or more, its deviation."""
     found = {name: summary[row] for name, summary in summaries.items() if row in summary.cells}
     if not found:
         raise FileError(f"a page shows the row {row!r} of {listing(list(summaries))}, and none of them has it.")
     first = next(iter(summaries.values()))
     cells = {name: {label: Figure(figure.value) for label, figure in own.items()} for name, own in found.items()}
-    return replace(first, cells={**cells, "mean": _mean(list(found.values()))}, anchors=[*cells, "mean"])
+    cells["mean"] = _over(list(found.values()), fmean)
+    if len(found) > 1:
+        cells["deviation"] = _over(list(found.values()), stdev)
+    return replace(first, cells=cells, anchors=list(cells))
 
 
-def _mean(rows: list[dict[str, Figure]]) -> dict[str, Figure]:
-    """Of figures that all rows have."""
+def _over(rows: list[dict[str, Figure]], taken: Callable[[list[float]], float]) -> dict[str, Figure]:
+    """What is taken (the mean, say) of each figure that all rows have."""
     labels = [label for label in rows[0] if all(label in row for row in rows)]
-    return {label: Figure(fmean(row[label].value for row in rows)) for label in labels}
+    return {label: Figure(taken([row[label].value for row in rows])) for label in labels}
 
 
 def _summaries(pattern: str, results: Path) -> dict[str, Table]:

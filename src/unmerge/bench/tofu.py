@@ -3,6 +3,7 @@
     python -m unmerge.bench.tofu --data DIR                             # one GPU; SmolLM2-135M from its PyPI package
     python -m unmerge.bench.tofu --data DIR --model DIR --split forget05 --floor
     python -m unmerge.bench.tofu --data DIR --only paper "contrastive 64" NPO
+    python -m unmerge.bench.tofu --data DIR --repeats 3                 # baselines with three seeds, and their means
     python -m unmerge.bench.tofu --data DIR --split forget05 --explore  # a grid of edits, scored without generation
     python -m unmerge.bench.tofu --data DIR --only paper "lda, all mlp, names, base, mean free, x1"   # one of its cells
     python -m unmerge.bench.tofu --data DIR --device cpu --limit 20 --epochs 1 --new-tokens 8
@@ -37,7 +38,7 @@ from unmerge.bench.caching import short_checksum
 from unmerge.bench.options import table_parser
 from unmerge.bench.tofu_explore import cells, explored
 from unmerge.bench.tofu_methods import Made, Request, methods, warm_up
-from unmerge.bench.tofu_tables import AGAIN, BASE, FINE_TUNED, RETRAINED, tables
+from unmerge.bench.tofu_tables import AGAIN, BASE, FINE_TUNED, RETRAINED, original, tables
 from unmerge.errors import DataError, UnmergeWarning, suggest
 from unmerge.evaluation import Evaluation
 from unmerge.evaluation.language import Answers, Encoded, Question, ask, metrics, score, write_evaluation
@@ -82,7 +83,7 @@ class Benchmark:
     def run(self) -> Evaluation:
         """All rows beside the retrained model."""
         request = self._request()
-        chosen = self._chosen(methods(request, self.options.rates), cells(request))
+        chosen = self._chosen(methods(request, self.options.rates, self.options.repeats), cells(request))
         makers: Makers = {
             RETRAINED: lambda: Made(self._retrained(), 0.0),
             BASE: lambda: Made(self.base, 0.0),
@@ -166,13 +167,16 @@ class Benchmark:
         return tofu_data.encoded(self.tokenizer, questions)
 
     def _chosen(self, rows: Makers, explored: Makers) -> Makers:
-        """All rows, or those that are named; a cell of the grid is one when it is named."""
+        """All rows, or those that are named, with their repetitions; a cell of the grid is one when it is named."""
         if not self.options.only:
             return rows
         for name in self.options.only:
             if name not in rows and name not in explored:
                 raise DataError(f"there is no row {name!r}. {suggest(name, rows | explored)}")
-        return {name: (rows | explored)[name] for name in self.options.only}
+        chosen: Makers = {}
+        for name in self.options.only:
+            chosen |= {row: make for row, make in (rows | explored).items() if name in (row, original(row))}
+        return chosen
 
     def _settings(self, request: Request) -> dict[str, Any]:
         return {
@@ -210,6 +214,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--rates", nargs="+", type=float, default=[1.0, 5.0], help="baselines: times their rate of 1e-5"
     )
+    parser.add_argument("--repeats", type=int, default=1, help="trainings of each baseline, with a seed each")
     parser.add_argument("--epochs", type=int, default=10, help="of fine-tuning (default: 10)")
     parser.add_argument("--lr", type=float, default=1e-4, help="of fine-tuning (default: 1e-4)")
     parser.add_argument("--batch-size", type=int, default=32)

@@ -16,6 +16,7 @@ import unmerge
 from unmerge import tokens
 from unmerge.baselines.language import METHODS
 from unmerge.batches import Mask
+from unmerge.bench.tofu_tables import repeated
 from unmerge.evaluation.language import Encoded, score
 from unmerge.gathering import needed_of
 from unmerge.recipe import LayerChoice, Recipe
@@ -119,12 +120,18 @@ def variants(blocks: int) -> dict[str, Variant]:
     return found
 
 
-def methods(request: Request, rates: Sequence[float]) -> dict[str, Callable[[], Made]]:
-    """Name and maker of every row: the baselines at multiples of their published learning rate, then the edits."""
+def methods(request: Request, rates: Sequence[float], repeats: int = 1) -> dict[str, Callable[[], Made]]:
+    """Name and maker of every row: the baselines at multiples of their published learning rate, then the edits.
+
+    repeats: how often each baseline is trained, with another seed each time.
+    """
     found: dict[str, Callable[[], Made]] = {}
     for times in rates:
         for name in BASELINES:
-            found[name if times == 1 else f"{name} lr x{times:g}"] = partial(_baseline, request, name, times)
+            called = name if times == 1 else f"{name} lr x{times:g}"
+            for seed in range(request.seed, request.seed + repeats):
+                row = called if seed == request.seed else repeated(called, seed)
+                found[row] = partial(_baseline, request, name, times, seed)
     for name, variant in variants(request.blocks).items():
         found[name] = partial(edited, request, variant)
     return found
@@ -164,9 +171,9 @@ def fitted(request: Request, variant: Variant, statistics: Pair) -> unmerge.Edit
     return unmerge.fit(request.model, *statistics, init=init, recipe=variant.recipe, on_verdict="ignore")
 
 
-def _baseline(request: Request, name: str, times: float) -> Made:
+def _baseline(request: Request, name: str, times: float, seed: int) -> Made:
     start = time.perf_counter()
-    options: dict[str, Any] = {"lr": times * RATE, "seed": request.seed}
+    options: dict[str, Any] = {"lr": times * RATE, "seed": seed}
     if name == "RMU":
         options["layer"] = min(7, request.blocks - 1)
     model = METHODS[BASELINES[name]](request.model, request.forget, request.retain, **options)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
+from statistics import fmean
 from typing import Any
 
 from unmerge.evaluation import Column, Figure, Table
@@ -12,6 +14,7 @@ from unmerge.evaluation.language.tofu import UTILITY
 
 RETRAINED, AGAIN, BASE, FINE_TUNED = "retrained", "retrained again", "base", "fine-tuned"
 ANCHORS = (RETRAINED, AGAIN, BASE, FINE_TUNED)
+_REPEATED = re.compile(r", seed \d+$")
 
 SUMMARY = {
     "forget_quality": Column("forget quality", "higher", 4),
@@ -49,7 +52,34 @@ def tables(metrics: Mapping[str, Mapping[str, Metric]], records: Mapping[str, Ma
         figures[name] |= {key: float(value) for key, value in records[name].items() if isinstance(value, (int, float))}
         if figures[name].get("forget_quality", 0) > 0:
             figures[name]["log_forget_quality"] = math.log10(figures[name]["forget_quality"])
+    figures |= _means(figures)
     return {title: _table(title, columns, figures) for title, columns in {"summary": SUMMARY, **OTHERS}.items()}
+
+
+def repeated(name: str, seed: int) -> str:
+    """What the row of a baseline is called that was trained with a further seed."""
+    return f"{name}, seed {seed}"
+
+
+def original(name: str) -> str:
+    """The row that another repeats with a further seed, or the row itself."""
+    return _REPEATED.sub("", name)
+
+
+def _means(figures: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """The mean of each row and its repetitions, where it has any."""
+    rows: dict[str, list[str]] = {}
+    for name in figures:
+        rows.setdefault(original(name), []).append(name)
+    return {
+        f"{first}, mean of {len(names)} seeds": {
+            key: fmean(figures[name][key] for name in names)
+            for key in figures[first]
+            if all(key in figures[name] for name in names)
+        }
+        for first, names in rows.items()
+        if len(names) > 1 and first in figures
+    }
 
 
 def _table(title: str, columns: Mapping[str, Column], figures: Mapping[str, Mapping[str, float]]) -> Table:

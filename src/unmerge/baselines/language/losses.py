@@ -29,4 +29,5 @@ def mean_loss(model: nn.Module, batch: TokenBatch) -> Tensor:
 def log_probabilities(model: nn.Module, batch: TokenBatch) -> Tensor:
     """log p of each sequence's response: the sum over its tokens."""
     losses = token_losses(model, batch)
-    return -losses.new_zeros(len(batch)).index_add(0, batch.rows, losses)
+    # Placed, then summed by row: a GPU would add them up in place in another order at every run.
+    return -losses.new_zeros(batch.labels.shape).index_put((batch.rows, batch.columns), losses).sum(1)
