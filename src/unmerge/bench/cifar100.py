@@ -19,7 +19,7 @@ import platform
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -33,7 +33,7 @@ from unmerge.bench.images import Images
 from unmerge.bench.networks import cifar_resnet, load_trunk, packaged_trunk
 from unmerge.bench.options import table_parser
 from unmerge.bench.tasks import Task, task_of
-from unmerge.bench.training import train
+from unmerge.bench.training import SCHEDULES, train
 from unmerge.errors import DataError, UnmergeWarning, suggest
 from unmerge.evaluation import Column, Evaluation, Figure, Outputs, Table, evaluate, outputs
 from unmerge.evaluation.accuracy import accuracy
@@ -43,24 +43,6 @@ AXES = ("accuracy", "entanglement", "membership", "fidelity", "decodability", "c
 FEATURES = 2500  # samples a split whose features are kept
 NAMES = {"trees": "trees", "aquatic": "aquatic_mammals", "vehicles": "vehicles_1"}  # the paper's tasks
 RANDOM = 2500
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """How networks are trained."""
-
-    epochs: int
-    lr: float
-    batch_size: int
-    schedule: str
-
-
-SCHEDULES = {
-    ("zero", False): Schedule(100, 0.1, 128, "cosine"),
-    ("pretrained", False): Schedule(50, 0.01, 128, "cosine"),
-    ("zero", True): Schedule(30, 0.2, 256, "one-cycle"),
-    ("pretrained", True): Schedule(15, 0.02, 256, "one-cycle"),
-}
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,6 +14,24 @@ from unmerge.batches import logits_of
 from unmerge.bench.images import Images
 
 _PADDING = 4
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How the networks of a benchmark are trained."""
+
+    epochs: int
+    lr: float
+    batch_size: int
+    schedule: str
+
+
+SCHEDULES = {  # by initial weights, and whether fast or as the paper has it
+    ("zero", False): Schedule(100, 0.1, 128, "cosine"),
+    ("pretrained", False): Schedule(50, 0.01, 128, "cosine"),
+    ("zero", True): Schedule(30, 0.2, 256, "one-cycle"),
+    ("pretrained", True): Schedule(15, 0.02, 256, "one-cycle"),
+}
 
 
 def train(
