@@ -249,3 +249,38 @@ def test_labels_of_tokens_are_no_class_labels():
     inputs, labels = samples((6,), [0, 1, 2, 1])
     found = collect(mlp(), [(inputs, labels.unsqueeze(1).repeat(1, 3))])
     assert found.classes == ()
+
+
+def without_a_layer() -> dict[str, torch.Tensor]:
+    return {name: value for name, value in mlp(seed=1).state_dict().items() if not name.startswith("2.")}
+
+
+BAD_STARTS: dict[str, tuple[Any, str]] = {
+    "other names": (without_a_layer(), r"lacks 1 of the 3 edited parameters: 2\.weight\..*layers=\.\.\."),
+    "other shapes": (mlp((6, 9, 7, 4)), "init has other shapes: 0.weight is"),
+    "no file": ("gone.safetensors", "init='gone.safetensors' is neither"),
+    "another training": (mlp(seed=1), "does not look like the checkpoint"),
+}
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["data", "with statistics of retain"])
+@pytest.mark.parametrize("memory", [None, "1GB"])
+@pytest.mark.parametrize("start", BAD_STARTS)
+def test_a_wrong_init_is_told_before_the_model_is_called(start: str, memory: str | None, known: bool) -> None:
+    model = mlp()
+    retain: Any = collect(model, RETAIN) if known else RETAIN
+    calls = []
+    model.register_forward_pre_hook(lambda *_: calls.append(1))
+    init, message = BAD_STARTS[start]
+    with pytest.raises(UnmergeError, match=message):
+        fit(model, FORGET, retain, init=init, recipe=ALL, memory=memory)
+    assert not calls
+    if start != "another training" and not known:  # which a diagnosis only warns of
+        with pytest.raises(UnmergeError, match=message):
+            unmerge.diagnose(FORGET, retain, model, init=init)
+        assert not calls
+
+
+def test_an_init_without_the_classifier_will_do_where_that_is_kept() -> None:
+    state = {name: value * 0.9 for name, value in mlp().state_dict().items() if not name.startswith("4.")}
+    assert list(fit(mlp(), FORGET, RETAIN, init=state, recipe=ALL.but(head="keep")).layers) == ["0", "2"]

@@ -19,6 +19,7 @@ from unmerge.fingerprint import fingerprint, state_of
 from unmerge.gathering import needed_of, pair_of
 from unmerge.initial import Init, TaskVectors, task_vectors
 from unmerge.layer_diagnosis import LayerDiagnosis, diagnose_layer
+from unmerge.layers import select
 from unmerge.ledger import as_collected
 from unmerge.origin import check_origin
 from unmerge.products import full_precision
@@ -112,6 +113,8 @@ def _diagnose(
 ) -> Diagnosis:
     options: dict[str, Any] = {"mask": mask, "forward": forward, "seed": recipe.seed}
     retain_data = None if isinstance(retain, Statistics) else retain
+    if not isinstance(forget, Statistics) and not isinstance(retain, Statistics):
+        task_vectors(model, init, select(model, recipe.layers).names)  # a wrong init is told before the passes
     if not isinstance(forget, Statistics):
         layers = retain if isinstance(retain, Statistics) else recipe.layers
         forget = collect(model, forget, layers, **needed_of(recipe), **options, what="forget")

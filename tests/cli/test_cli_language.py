@@ -367,6 +367,22 @@ def test_what_is_wrong_is_said(
     assert not (folder / "refused").exists()
 
 
+def test_an_init_whose_answers_cannot_be_the_target_is_told_before_the_model_is_called(
+    folder: Path, unmerge_here: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = AutoModelForCausalLM.from_pretrained(folder / "base")
+    base.resize_token_embeddings(base.config.vocab_size - 8)
+    base.save_pretrained(folder / "narrow")  # as large in the edited layers
+
+    def called(*_: object, **__: object) -> None:
+        raise NotImplementedError("the model was called")
+
+    monkeypatch.setattr(LlamaForCausalLM, "forward", called)
+    found = unmerge_here("run", *REQUEST, "--init", "narrow", "--layers", "mlp:last1", "--out", "never")
+    assert found.code == 1
+    assert "init has other shapes: model.embed_tokens.weight is" in found.err
+
+
 def test_an_adapter_without_its_base_is_named(folder: Path, unmerge_here: Command) -> None:
     (folder / "lost").mkdir()
     (folder / "lost" / "adapter_config.json").write_text('{"base_model_name_or_path": "somewhere/else"}')

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from cli_place import RESNET, SMALL, Command, Place
+from safetensors.torch import save_file
 
 from unmerge.bench.digits import network
 from unmerge.errors import FileError
@@ -51,6 +52,14 @@ def broken(place: Place) -> Place:
     (folder / "full").mkdir()
     (folder / "full" / "mine.txt").write_text("precious")
     (folder / "fails.py").write_text("import no_such_library\n")
+    own, generator = network().state_dict(), torch.Generator().manual_seed(0)
+    starts = {
+        "names": {f"module.{name}": value for name, value in own.items()},
+        "shapes": {name: value.repeat(2, *[1] * (value.dim() - 1)) for name, value in own.items() if value.dim()},
+        "stranger": {name: torch.randn(value.shape, generator=generator) for name, value in own.items() if value.dim()},
+    }
+    for name, state in starts.items():
+        save_file(state, folder / f"{name}.safetensors")
     return place
 
 
@@ -132,6 +141,34 @@ def test_run_says_what_is_wrong(here: Command, broken: Place, case: str) -> None
     assert "executed" not in found.out + found.err
     assert "Traceback" not in found.err
     assert {entry.name for entry in broken.folder.iterdir()} - before <= {"__pycache__"}
+
+
+@pytest.mark.parametrize("command", [("run", *OUT), ("run", *OUT, "--dry-run"), ("diagnose",)], ids=" ".join)
+@pytest.mark.parametrize(
+    ("init", "message"),
+    [
+        ("gone.safetensors", "--init gone.safetensors is not 'zero'"),
+        ("broken/names.safetensors", "init lacks 4 of the 4 edited parameters"),
+        ("broken/shapes.safetensors", "init has other shapes: 0.weight is"),
+        ("w.safetensors", "init has the same weights as the model"),
+    ],
+)
+def test_a_wrong_init_is_told_before_the_model_is_called(
+    here: Command, broken: Place, command: tuple[str, ...], init: str, message: str
+) -> None:
+    model = ("--model", "models:untouched", "--weights", "w.safetensors", "--init", init)
+    found = here(command[0], *model, *NPZ, *FORGET, *command[1:])
+    assert found.code == 1
+    assert message in found.err
+
+
+def test_another_training_as_init_is_told_before_the_model_is_called_too(here: Command, broken: Place) -> None:
+    model = ("--model", "models:untouched", "--weights", "w.safetensors", "--init", "broken/stranger.safetensors")
+    found = here("run", *model, *NPZ, *FORGET, *OUT)
+    assert found.code == 1
+    assert "does not look like the checkpoint" in found.err
+    with pytest.raises(NotImplementedError, match="the model was called"):
+        here("run", *model, *NPZ, *FORGET, *OUT, "--any-init")
 
 
 def test_an_error_of_one_s_own_code_passes_through(here: Command, broken: Place) -> None:

@@ -47,7 +47,7 @@ def diagnose(
     if out is not None:
         check_file(out, overwrite)
     loaded = models.load(model.model, model.weights, model.device)
-    settings, init = work.Settings(on_verdict=on_verdict), loaded.start(init)
+    settings, init = work.Settings(on_verdict=on_verdict, check_init=False), loaded.start(init)
     job = work.Job(loaded, models.initial(init), requests.requested(data, loaded), recipe, settings, output)
     if dry_run:
         plan.show(job)
