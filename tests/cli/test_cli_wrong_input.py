@@ -38,6 +38,7 @@ def broken(place: Place) -> Place:
     (folder / "empty").mkdir()
     np.savez(folder / "nothing.npz", other=np.zeros(3))
     np.savez(folder / "short.npz", images=np.zeros((4, 1, 8, 8), np.float32), labels=np.zeros(3, np.int64))
+    np.savez(folder / "wide.npz", inputs=np.zeros((4, 5), np.float32), labels=np.arange(4))
     np.savez(folder / "objects.npz", images=np.array([Evil()], dtype=object))
     (folder / "evil.bin").write_bytes(pickle.dumps({"a": Evil()}))
     torch.save({"state": network()}, folder / "module.pt")
@@ -100,6 +101,16 @@ CASES: dict[str, tuple[tuple[str, ...], int, str]] = {
         "broken/images/two/bad.png cannot be read as an image",
     ),
     "different sizes": ((*RESNET, "--forget", "label=two", "--pixel-std", "1,2"), 1, "--pixel-std has 2 numbers"),
+    "other channels": (
+        ("--model", "resnet", *NPZ, *FORGET),
+        1,
+        "error: the model raised ValueError when it was given inputs of shape (2, 1, 8, 8) (float32): Make sure that",
+    ),
+    "other features": (
+        (*SMALL, "--data", "broken/wide.npz", "--forget", "label=0"),
+        1,
+        "(1, 5) (float32): Expected 3D (unbatched) or 4D (batched) input to conv2d",
+    ),
     "no labels": ((*SMALL, *FORGET, "--data", "plain.npz"), 1, "plain.npz has no labels"),
     "absent label": ((*SMALL, *NPZ, "--forget", "label=12"), 1, "has the label 12; there are 0, 1, 2"),
     "unknown class": ((*RESNET, "--forget", "label=thre"), 1, "Did you mean 'three'"),
@@ -141,6 +152,20 @@ def test_run_says_what_is_wrong(here: Command, broken: Place, case: str) -> None
     assert "executed" not in found.out + found.err
     assert "Traceback" not in found.err
     assert {entry.name for entry in broken.folder.iterdir()} - before <= {"__pycache__"}
+
+
+@pytest.mark.parametrize(
+    "command", [("run", *OUT), ("diagnose",), ("evaluate",), ("apply", "resnet-run", "--recalibrate", "--to", "wrong")]
+)
+def test_data_that_the_model_cannot_take_are_one_line(
+    here: Command, place: Place, resnet_run: object, command: tuple[str, ...]
+) -> None:
+    found = here(*command, "--model", "resnet", *NPZ, *FORGET)
+    assert found.code == 1
+    assert found.err.count("\n") == 1
+    assert found.err.startswith("error: the model raised ValueError when it was given inputs of shape (")
+    assert found.err.endswith("or pass --image-size, or --model package.module:function that takes them as they are.\n")
+    assert not (place / "wrong").exists()
 
 
 @pytest.mark.parametrize("command", [("run", *OUT), ("run", *OUT, "--dry-run"), ("diagnose",)], ids=" ".join)
