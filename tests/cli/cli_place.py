@@ -16,6 +16,7 @@ from torch import nn
 from unmerge.bench.digits import Split
 
 WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+COMMANDS = ("demo", "diagnose", "run", "collect", "merge-stats", "apply", "revert", "evaluate", "report", "bench")
 SOURCE = Path(__file__).parents[2] / "src"
 MODELS = """
 import os

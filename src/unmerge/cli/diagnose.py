@@ -18,8 +18,8 @@ from unmerge.distributed import is_first
 from unmerge.errors import suggest
 
 EXAMPLES = [
-    "unmerge diagnose --model ./resnet --data ./images --forget label=cat",
-    "unmerge diagnose --model ./vit --data train.npz --forget-ids ids.txt --on-verdict raise   # exit code 3",
+    "unmerge diagnose --model resnet --data images --forget label=cat",
+    "unmerge diagnose --model vit --data train.npz --forget-ids ids.txt --on-verdict raise   # may end with code 3",
     "unmerge diagnose --model my.models:build --weights w.safetensors --data train.npz --forget label=3 --json",
 ]
 

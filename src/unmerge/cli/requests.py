@@ -37,8 +37,10 @@ class SourceOptions(TextOptions):
             rich_help_panel=PANEL,
         ),
     ] = None
-    batch_size: Annotated[int, typer.Option(min=1, help="Samples a batch.", rich_help_panel=PANEL)] = 64
-    workers: Annotated[int, typer.Option(min=1, help="Threads that decode images.", rich_help_panel=PANEL)] = 4
+    batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="Samples a batch.", rich_help_panel=PANEL)] = 64
+    workers: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Threads that decode images.", rich_help_panel=PANEL)
+    ] = 4
     image_size: Annotated[
         str | None, typer.Option(metavar="N or HxW", help="Resize images to this size.", rich_help_panel=PANEL)
     ] = None
