@@ -103,6 +103,17 @@ WRONG: dict[str, tuple[type[UnmergeError], str, Callable[[nn.Module], object]]] 
     "a tensor as data": (DataError, r"forget: .* got Tensor.*\[batch\]", asking(forget=TENSOR)),
     "a mapping as data": (DataError, r"retain: .* got dict.*\[batch\]", asking(retain=MAPPING)),
     "a string as data": (DataError, "got str", asking(forget="cifar10")),
+    "a Dataset as data": (DataError, "Wrap a Dataset in a DataLoader", asking(forget=TensorDataset(TENSOR))),
+    "another order of arguments": (
+        LayerError,
+        "the model is a list; expected an nn.Module",
+        lambda model: fit(FORGET, model, RETAIN, init="zero"),
+    ),
+    "another order for a diagnosis": (
+        LayerError,
+        "the model is a list",
+        lambda model: unmerge.diagnose(model, FORGET, RETAIN),
+    ),
     "a number as data": (DataError, "got int", asking(retain=3)),
     "no forget": (DataError, "forget and retain", asking(forget=None)),
     "no retain": (DataError, "forget and retain", asking(retain=None)),
@@ -257,7 +268,7 @@ def without_a_layer() -> dict[str, torch.Tensor]:
 
 BAD_STARTS: dict[str, tuple[Any, str]] = {
     "other names": (without_a_layer(), r"lacks 1 of the 3 edited parameters: 2\.weight\..*layers=\.\.\."),
-    "other shapes": (mlp((6, 9, 7, 4)), "init has other shapes: 0.weight is"),
+    "other shapes": (mlp((6, 9, 7, 4)), "init has other shapes: "),
     "no file": ("gone.safetensors", "init='gone.safetensors' is neither"),
     "another training": (mlp(seed=1), "does not look like the checkpoint"),
 }

@@ -221,7 +221,7 @@ def check_iterable(data: Any, what: str) -> None:
     if one_batch or isinstance(data, (Tensor, Mapping, str, bytes)) or not isinstance(data, Iterable):
         raise DataError(
             f"{what}: expected an iterable of batches (a DataLoader, a list) but got {type(data).__name__}. "
-            "For a single batch pass [batch]."
+            "Wrap a Dataset in a DataLoader; for a single batch pass [batch]."
         )
 
 

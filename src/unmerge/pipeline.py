@@ -61,13 +61,13 @@ def fit(
         raise DataError(f"recipe is a {type(recipe).__name__}; expected a Recipe, for example Recipe(basis='lda').")
     if on_verdict not in ("warn", "raise", "ignore"):
         raise RecipeError(f"on_verdict={on_verdict!r} is not 'warn', 'raise' or 'ignore'.")
-    clock = Clock(device_of(model))
     sources = Sources(forget, retain, classes, statistics, mask, forward)
     fitted = Fitted()
     task_vectors: TaskVectors | None = None
     asked, names, unchanged = recipe, list[str](), list[str]()
     evidence, verdict, read = Evidence(), None, []
     with as_collected(model, None if sources.given is None else sources.given.weights) as edits_set_aside:
+        clock = Clock(device_of(model))
         expected = expected_layers(model, recipe, sources.given)
         start = _start(model, init, expected, recipe, check_init)  # what is wrong with it is told before the passes
         parts, plan = parts_of(model, sources, recipe, memory, with_verdict=on_verdict != "ignore")

@@ -86,7 +86,8 @@ CASES: dict[str, tuple[tuple[str, ...], int, str]] = {
     ),
     "no init": ((*SMALL, *NPZ, *FORGET, "--init", "gone"), 1, "--init gone is not 'zero'"),
     "the same init": ((*SMALL, *NPZ, *FORGET, "--init", "w.safetensors"), 1, "or --init zero"),
-    "no device": ((*SMALL, *NPZ, *FORGET, "--device", "abacus"), 2, "--device abacus"),
+    "no device": ((*SMALL, *NPZ, *FORGET, "--device", "abacus"), 2, "--device abacus (Expected one of cpu, cuda"),
+    "a device of others": ((*SMALL, *NPZ, *FORGET, "--device", "vulkan"), 2, "...): expected cpu"),
     "no data": ((*SMALL, *FORGET, "--data", "gone.npz"), 1, "there is no data 'gone.npz'"),
     "data of another kind": ((*SMALL, *FORGET, "--data", "models.py"), 1, "expected an .npz, a .jsonl or a folder"),
     "no npz": ((*SMALL, *FORGET, "--data", "broken/not.npz"), 1, "cannot be read as arrays"),
@@ -117,6 +118,7 @@ CASES: dict[str, tuple[tuple[str, ...], int, str]] = {
     "every class": ((*SMALL, *NPZ, "--forget", "label=0,1,2,3,4,5,6,7,8,9"), 1, "nothing is left to retain"),
     "bad forget": ((*SMALL, *NPZ, "--forget", "lable:3"), 2, "is not of the form label=3"),
     "bare forget": ((*SMALL, *NPZ, "--forget", "3"), 2, "Did you mean --forget label=3?"),
+    "a source to forget": ((*SMALL, "--forget", "images"), 2, "type --forget-data images, and --retain-data SRC"),
     "other entry": ((*SMALL, *NPZ, "--forget", "class=3,5"), 2, "Did you mean --forget label=3,5?"),
     "empty forget": ((*SMALL, *NPZ, "--forget", "label="), 2, "is not of the form label=3"),
     "nothing to forget": ((*SMALL, *NPZ), 2, "say what to forget"),
@@ -173,8 +175,8 @@ def test_data_that_the_model_cannot_take_are_one_line(
     ("init", "message"),
     [
         ("gone.safetensors", "--init gone.safetensors is not 'zero'"),
-        ("broken/names.safetensors", "init lacks 4 of the 4 edited parameters"),
-        ("broken/shapes.safetensors", "init has other shapes: 0.weight is"),
+        ("broken/names.safetensors", "init lacks 2 of the 2 edited parameters: 6.weight, 11.weight"),
+        ("broken/shapes.safetensors", "init has other shapes: 6.weight is"),
         ("w.safetensors", "init has the same weights as the model"),
     ],
 )
@@ -261,6 +263,7 @@ def test_a_full_disk_leaves_nothing(unmerge: Command, place: Place, small_run: o
         (("revert", "small-run", "--to", "x"), 1, "was not written by unmerge apply"),
         (("apply", "nope", *SMALL, "--to", "x"), 1, "there is no folder nope"),
         (("revert", "nope", "--to", "x"), 1, "there is no folder nope"),
+        (("revert", "resnet-new", "--to", "x", "--base", "nope"), 1, "there is no base nope: expected the model that"),
         (("report", "nope"), 1, "there is no folder nope"),
         (("report", "images"), 1, "is no output of unmerge run"),
         (("evaluate", "--model", "resnet", *RESNET[2:], "--forget", "label=3", "--axes", "acuracy"), 2, "'accuracy'"),
@@ -273,9 +276,17 @@ def test_a_full_disk_leaves_nothing(unmerge: Command, place: Place, small_run: o
     ],
 )
 def test_other_commands_say_what_is_wrong(
-    here: Command, place: Place, small_run: object, arguments: tuple[str, ...], code: int, message: str
+    here: Command,
+    place: Place,
+    small_run: object,
+    resnet_run: object,
+    arguments: tuple[str, ...],
+    code: int,
+    message: str,
 ) -> None:
     (place / "ids.json").write_text("{}")
+    if not (place / "resnet-new").is_dir():
+        assert here("apply", "resnet-run", "--model", "resnet", "--to", "resnet-new").code == 0
     found = here(*arguments)
     assert found.code == code
     assert message in found.err

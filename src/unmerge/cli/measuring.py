@@ -18,7 +18,7 @@ from unmerge.cli.parts import some_of
 from unmerge.cli.samples import few_of
 from unmerge.cli.work import Gathered, Job
 from unmerge.edit import Edit
-from unmerge.errors import EditError
+from unmerge.errors import EditError, InitError
 from unmerge.initial import Init, initial_weights
 from unmerge.measures import accuracy, answer_probability
 from unmerge.searching import AlphaSearch, Point
@@ -67,7 +67,12 @@ def check(job: Job) -> None:
             "how far the answers are to be forgotten is not said. Pass --init with the model from before fine-tuning, "
             "whose answer probability is then the target; or --target 0.1, an answer probability; or --alpha A."
         )
-    initial.check(module, job.init, dict(module.named_parameters()))  # all of them, for `before_fine_tuning`
+    try:
+        initial.check(module, job.init, dict(module.named_parameters()))  # all of them, for `before_fine_tuning`
+    except InitError as error:
+        raise InitError(
+            f"{error} With --target 0.1, an answer probability, or --alpha A the edited layers do."
+        ) from error
 
 
 def measured(job: Job, edit: Edit, found: Gathered) -> Measured:
@@ -104,7 +109,7 @@ def measured(job: Job, edit: Edit, found: Gathered) -> Measured:
         before = {name: measure.of(module, part) for name, part in parts.items()}
         few = few_of(job.request, module)
         said = few.ask()
-        with edit.applied(module, recalibrate=norms):
+        with edit.applied(module, recalibrate=norms if edit.alpha else None):
             after = {name: measure.of(module, part) for name, part in parts.items()}
             samples = few.entries(said, few.ask())
             kept = norms_of(module)

@@ -13,7 +13,7 @@ from unmerge.cli.models import Loaded
 from unmerge.cli.requests import Requested
 from unmerge.cli.resuming import Kept
 from unmerge.collection import collect
-from unmerge.diagnosis import Diagnosis, diagnose
+from unmerge.diagnosis import Diagnosis, covered, diagnose
 from unmerge.edit import Edit
 from unmerge.gathering import needed_of, pair_of
 from unmerge.initial import Init, task_vectors
@@ -83,9 +83,10 @@ def check_init(job: Job, known: Statistics | None = None) -> None:
     """Refuse, before the passes, initial weights that do not fit the layers that these read."""
     module = job.model.module
     read = select(module, **layer_choice(job)).names if known is None else list(known.layers)
-    vectors = task_vectors(module, job.init, read)
+    edited = expected_layers(module, job.recipe, known)
+    vectors = task_vectors(module, job.init, covered(module, job.init, read, edited))
     if job.settings.check_init and job.init != "zero":
-        check_origin(vectors.pairs(expected_layers(module, job.recipe, known)))
+        check_origin(vectors.pairs(edited))
 
 
 def gather(job: Job, known: Statistics | None = None, kept: Kept | None = None) -> Gathered:
