@@ -118,7 +118,7 @@ CASES: dict[str, tuple[tuple[str, ...], int, str]] = {
     "every class": ((*SMALL, *NPZ, "--forget", "label=0,1,2,3,4,5,6,7,8,9"), 1, "nothing is left to retain"),
     "bad forget": ((*SMALL, *NPZ, "--forget", "lable:3"), 2, "is not of the form label=3"),
     "bare forget": ((*SMALL, *NPZ, "--forget", "3"), 2, "Did you mean --forget label=3?"),
-    "a source to forget": ((*SMALL, "--forget", "images"), 2, "type --forget-data images, and --retain-data SRC"),
+    "a source to forget": ((*SMALL, "--forget", "images"), 2, "type --forget-data images --retain-data SRC."),
     "other entry": ((*SMALL, *NPZ, "--forget", "class=3,5"), 2, "Did you mean --forget label=3,5?"),
     "empty forget": ((*SMALL, *NPZ, "--forget", "label="), 2, "is not of the form label=3"),
     "nothing to forget": ((*SMALL, *NPZ), 2, "say what to forget"),

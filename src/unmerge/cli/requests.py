@@ -141,9 +141,7 @@ class DataOptions(SourceOptions):
         found = [value.strip() for value in values.split(",")]
         is_known = key.strip() == "label" or (self.data or "").endswith(SUFFIX)
         if not equals and self.data is None and Path(key).exists():
-            raise typer.BadParameter(
-                f"--forget {key}: to forget all of it type --forget-data {key}, and --retain-data SRC beside it."
-            )
+            raise typer.BadParameter(f"--forget {key}: to forget all of it type --forget-data {key} --retain-data SRC.")
         if not is_known or not equals or not all(found):
             value = values if equals else key
             is_other = bool(value) and key.strip() != "label" and ":" not in key
