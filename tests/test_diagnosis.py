@@ -292,6 +292,24 @@ def test_the_classifier_is_not_edited_when_the_recipe_keeps_it() -> None:
     assert {name: layer.edited for name, layer in found.layers.items()} == {"0": True, "2": False}
 
 
+@pytest.mark.parametrize("shape", [None, (9, 7)], ids=["no classifier", "another number of classes"])
+def test_what_init_lacks_is_left_out_where_it_is_not_edited_and_refused_where_it_is(
+    shape: tuple[int, ...] | None,
+) -> None:
+    model = networks.mlp()
+    forget, retain = ([part] for part in request((6,)))
+    start = {name: value for name, value in given_init(model).items() if not name.startswith("4.")}
+    if shape is not None:
+        start["4.weight"] = torch.randn(shape, dtype=torch.float64)
+    with pytest.warns(UnmergeWarning, match="init does not have 4: not edited, and left out of the diagnosis"):
+        found = unmerge.diagnose(forget, retain, model, start, recipe=small(head="keep"))
+    whole = unmerge.diagnose(forget, retain, model, given_init(model), recipe=small(head="keep"))
+    assert found.layers == {name: whole.layers[name] for name in ("0", "2")}
+    assert found.verdict == whole.verdict
+    with pytest.raises(InitError, match=r'4\.weight.*\(the classifier with head="keep"\), or use init="zero"'):
+        unmerge.diagnose(forget, retain, model, start, recipe=small())
+
+
 def test_the_score_does_not_depend_on_the_recipe() -> None:
     model = networks.mlp((30, 8, 5))
     forget, retain = request((30,), forgotten=(0, 1), kept=(2, 3), each=20)

@@ -20,7 +20,7 @@ from unmerge.bench.digits import Split, load_digits, train
 from unmerge.errors import DataError, RecipeError, StatisticsError, UnmergeWarning
 from unmerge.gathering import pair_of
 from unmerge.separability import Separability
-from unmerge.verdict import Evidence, Verdict, verdict_of
+from unmerge.verdict import SMALL_SCORE, Evidence, Verdict, verdict_of
 
 TRAIN, _ = load_digits()
 HEAD_ONLY = Recipe(layers=["11"], head="edit")  # the classifier alone: quick to fit
@@ -118,6 +118,21 @@ def test_data_gets_its_control_drawn_and_the_same_verdict_as_statistics(model: n
     assert 0.5 < found.verdict.ratio < 1.6
 
 
+@pytest.mark.parametrize("seed", [2, 19, 30])  # whose draws have 2.4 to 4.9 times the S of their control
+def test_a_random_draw_is_none_the_less_so_in_a_vision_transformer_whose_s_is_small(seed: int) -> None:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 96}
+    config = ViTConfig(**sizes, image_size=8, patch_size=2, num_channels=1, num_labels=10)
+    model = ViTForImageClassification(config).eval()
+    forget, retain = at_random({2: 100, 19: 300, 30: 100}[seed], seed)
+    recipe = Recipe(basis="lda", seed=seed)
+    found = unmerge.diagnose(forget.loader(), retain.loader(), model, recipe=recipe).verdict
+    assert found.separability < SMALL_SCORE
+    assert found.kind == "instance-like"
+
+
 # The numbers that decide
 
 
@@ -133,6 +148,7 @@ def test_data_gets_its_control_drawn_and_the_same_verdict_as_statistics(model: n
         (0.4, None, 1.0, "separable"),
         (0.4, None, 0.01, "instance-like"),
         (0.015, None, 1.0, "entangled"),
+        (0.015, 0.001, 0.01, "instance-like"),  # neither another mean nor anything to speak of outside the rest
         (0.015, 0.001, 1.0, "entangled"),
         (0.4, 0.0, 1.0, "separable"),
     ],

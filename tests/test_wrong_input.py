@@ -103,6 +103,17 @@ WRONG: dict[str, tuple[type[UnmergeError], str, Callable[[nn.Module], object]]] 
     "a tensor as data": (DataError, r"forget: .* got Tensor.*\[batch\]", asking(forget=TENSOR)),
     "a mapping as data": (DataError, r"retain: .* got dict.*\[batch\]", asking(retain=MAPPING)),
     "a string as data": (DataError, "got str", asking(forget="cifar10")),
+    "a Dataset as data": (DataError, "Wrap a Dataset in a DataLoader", asking(forget=TensorDataset(TENSOR))),
+    "another order of arguments": (
+        LayerError,
+        "the model is a list; expected an nn.Module",
+        lambda model: fit(FORGET, model, RETAIN, init="zero"),
+    ),
+    "another order for a diagnosis": (
+        LayerError,
+        "the model is a list",
+        lambda model: unmerge.diagnose(model, FORGET, RETAIN),
+    ),
     "a number as data": (DataError, "got int", asking(retain=3)),
     "no forget": (DataError, "forget and retain", asking(forget=None)),
     "no retain": (DataError, "forget and retain", asking(retain=None)),
@@ -249,3 +260,38 @@ def test_labels_of_tokens_are_no_class_labels():
     inputs, labels = samples((6,), [0, 1, 2, 1])
     found = collect(mlp(), [(inputs, labels.unsqueeze(1).repeat(1, 3))])
     assert found.classes == ()
+
+
+def without_a_layer() -> dict[str, torch.Tensor]:
+    return {name: value for name, value in mlp(seed=1).state_dict().items() if not name.startswith("2.")}
+
+
+BAD_STARTS: dict[str, tuple[Any, str]] = {
+    "other names": (without_a_layer(), r"lacks 1 of the 3 edited parameters: 2\.weight\..*layers=\.\.\."),
+    "other shapes": (mlp((6, 9, 7, 4)), "init has other shapes: "),
+    "no file": ("gone.safetensors", "init='gone.safetensors' is neither"),
+    "another training": (mlp(seed=1), "does not look like the checkpoint"),
+}
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["data", "with statistics of retain"])
+@pytest.mark.parametrize("memory", [None, "1GB"])
+@pytest.mark.parametrize("start", BAD_STARTS)
+def test_a_wrong_init_is_told_before_the_model_is_called(start: str, memory: str | None, known: bool) -> None:
+    model = mlp()
+    retain: Any = collect(model, RETAIN) if known else RETAIN
+    calls = []
+    model.register_forward_pre_hook(lambda *_: calls.append(1))
+    init, message = BAD_STARTS[start]
+    with pytest.raises(UnmergeError, match=message):
+        fit(model, FORGET, retain, init=init, recipe=ALL, memory=memory)
+    assert not calls
+    if start != "another training" and not known:  # which a diagnosis only warns of
+        with pytest.raises(UnmergeError, match=message):
+            unmerge.diagnose(FORGET, retain, model, init=init)
+        assert not calls
+
+
+def test_an_init_without_the_classifier_will_do_where_that_is_kept() -> None:
+    state = {name: value * 0.9 for name, value in mlp().state_dict().items() if not name.startswith("4.")}
+    assert list(fit(mlp(), FORGET, RETAIN, init=state, recipe=ALL.but(head="keep")).layers) == ["0", "2"]

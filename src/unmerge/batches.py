@@ -12,6 +12,7 @@ from tqdm.auto import tqdm
 
 from unmerge.distributed import is_first
 from unmerge.errors import DataError
+from unmerge.misfits import KINDS, is_misfit, misfit
 from unmerge.offloading import execution_device
 from unmerge.tokens import answer, positions, question
 
@@ -120,13 +121,18 @@ def select_samples(batch: Any, places: Tensor) -> Any:
 
 
 def feed(model: nn.Module, batch: Any, forward: Forward | None = None) -> Any:
-    """The model's output for a batch."""
+    """The model's output for a batch; one that it cannot take is described, but by a `forward` of the user's own."""
     if forward is not None:
         if isinstance(batch, Mapping) and DEALT in batch:
             batch = {name: value for name, value in batch.items() if name != DEALT}
         return forward(model, batch)
     inputs = inputs_of(batch)
-    return model(**_with_positions(model, inputs)) if isinstance(inputs, Mapping) else model(inputs)
+    try:
+        return model(**_with_positions(model, inputs)) if isinstance(inputs, Mapping) else model(inputs)
+    except KINDS as error:
+        if not is_misfit(error):
+            raise
+        raise misfit(error, inputs) from error
 
 
 def _with_positions(model: nn.Module, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -215,7 +221,7 @@ def check_iterable(data: Any, what: str) -> None:
     if one_batch or isinstance(data, (Tensor, Mapping, str, bytes)) or not isinstance(data, Iterable):
         raise DataError(
             f"{what}: expected an iterable of batches (a DataLoader, a list) but got {type(data).__name__}. "
-            "For a single batch pass [batch]."
+            "Wrap a Dataset in a DataLoader; for a single batch pass [batch]."
         )
 
 

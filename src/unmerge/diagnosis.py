@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,12 @@ from unmerge.errors import InitError, StatisticsError, listing, warn
 from unmerge.files import write_json
 from unmerge.fingerprint import fingerprint, state_of
 from unmerge.gathering import needed_of, pair_of
-from unmerge.initial import Init, TaskVectors, task_vectors
+from unmerge.initial import Init, TaskVectors, lacking, task_vectors
 from unmerge.layer_diagnosis import LayerDiagnosis, diagnose_layer
+from unmerge.layers import select
 from unmerge.ledger import as_collected
 from unmerge.origin import check_origin
+from unmerge.parts import expected_layers
 from unmerge.products import full_precision
 from unmerge.recipe import Recipe
 from unmerge.separability import Control, check_control, control_separability, random_control
@@ -112,6 +114,10 @@ def _diagnose(
 ) -> Diagnosis:
     options: dict[str, Any] = {"mask": mask, "forward": forward, "seed": recipe.seed}
     retain_data = None if isinstance(retain, Statistics) else retain
+    if not isinstance(forget, Statistics) and not isinstance(retain, Statistics):
+        selected = select(model, recipe.layers).names
+        # A wrong init is told before the passes.
+        task_vectors(model, init, covered(model, init, selected, expected_layers(model, recipe)))
     if not isinstance(forget, Statistics):
         layers = retain if isinstance(retain, Statistics) else recipe.layers
         forget = collect(model, forget, layers, **needed_of(recipe), **options, what="forget")
@@ -135,7 +141,10 @@ def _diagnose(
     elif retain_data is not None and retain.samples > 1:
         control = random_control(model, retain_data, request, options)
     edited = request.layers(model, recipe)
-    names = list(forget.layers)
+    names = covered(model, init, list(forget.layers), edited)
+    if len(names) < len(forget.layers):
+        left_out = [name for name in forget.layers if name not in names]
+        warn(f"init does not have {listing(left_out)}: not edited, and left out of the diagnosis.")
     vectors = task_vectors(model, init, names)
     if init != "zero":
         _warn_of_a_stranger(vectors)
@@ -159,6 +168,12 @@ def _diagnose(
     )
     samples = {"forget": forget.samples, "retain": retain.samples}
     return Diagnosis(found, verdict, strength, recipe.basis, samples)
+
+
+def covered(model: nn.Module, init: Init, layers: Sequence[str], edited: Sequence[str]) -> list[str]:
+    """The layers that can be looked at: all but those that are not edited and that init does not have."""
+    absent = lacking(model, init, [name for name in layers if name not in edited])
+    return [name for name in layers if name not in absent]
 
 
 def _warn_of_a_stranger(vectors: TaskVectors) -> None:

@@ -1,4 +1,4 @@
-"""The errors that unmerge raises on its own account; an exception from the user's data passes through unchanged."""
+"""The errors that unmerge raises on its own account; what the user's own data or functions raise passes unchanged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class LayerError(UnmergeError):
 
 
 class DataError(UnmergeError):
-    """Batches that are empty, unlabelled where labels are needed, or not readable twice."""
+    """Batches that are empty, unlabelled where labels are needed, not readable twice, or not what the model takes."""
 
 
 class StatisticsError(UnmergeError):

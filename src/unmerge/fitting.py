@@ -155,8 +155,8 @@ def _check_empty(name: str, recipe: Recipe) -> None:
     if recipe.basis.startswith("cav") and recipe.centering == "separate":
         why = (
             "with centering='separate' each class or cluster is compared with the mean of the forget set, and a single "
-            "one is that mean. Use centering='retain', or basis='lda'"
+            "one is that mean. Use centering='retain', or basis='lda'."
         )
     else:
         why = "the forget inputs do not differ from the retain inputs there. Leave it out with layers=..."
-    raise LayerError(f"layer {name!r} has no forget direction: {why}.")
+    raise LayerError(f"layer {name!r} has no forget direction: {why}")

@@ -36,8 +36,6 @@ def request_of(
     view: View | None = None,
 ) -> Request:
     """The request that `fit`'s arguments make, its data read where they are data; of a view its layers alone."""
-    if not isinstance(recipe, Recipe):
-        raise DataError(f"recipe is a {type(recipe).__name__}; expected a Recipe, for example Recipe(basis='lda').")
     if classes is not None or statistics is not None:
         if classes is None or statistics is None or forget is not None or retain is not None:
             raise DataError("classes= and statistics= go together, and in place of forget and retain.")

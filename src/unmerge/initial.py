@@ -21,6 +21,7 @@ Init = str | Path | Mapping[str, Tensor] | nn.Module
 
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _FILES = ("model.safetensors", "pytorch_model.bin")
+_ELSE = 'leave those layers out with layers=... (the classifier with head="keep"), or use init="zero".'
 
 
 class TaskVectors(Mapping[str, Tensor]):
@@ -41,9 +42,9 @@ class TaskVectors(Mapping[str, Tensor]):
         """Whether fine-tuning changed a tensor."""
         return any(bool((weight - initial).any()) for weight, initial in self._pairs(name))
 
-    def pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Each weight with its initial value, of several experts one after the other: all would take too much."""
-        for name in self:
+    def pairs(self, layers: Iterable[str] | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Each weight, or some layers', with its initial value; experts one after the other: all take too much."""
+        for name in self if layers is None else dict.fromkeys(tensor_name(layer, "weight") for layer in layers):
             yield from self._pairs(name)
 
     def _pairs(self, name: str) -> Iterator[tuple[Tensor, Tensor]]:
@@ -84,6 +85,21 @@ def initial_weights(model: nn.Module, init: Init, names: Iterable[str]) -> dict[
     return {name: given[name].to(parameter.device) for name, parameter in wanted.items()}
 
 
+def check(model: nn.Module, init: Init, names: Iterable[str]) -> None:
+    """Refuse initial weights that `initial_weights` would refuse, without placing them on the model's device."""
+    _checked(model, init, Whole(Chosen(state_of(model), names)))
+
+
+def lacking(model: nn.Module, init: Init, layers: Sequence[str]) -> list[str]:
+    """The layers whose weights the initial ones do not have, or have in another shape."""
+    if not layers or (isinstance(init, str) and init == "zero"):
+        return []
+    wanted = Chosen(state_of(model), [tensor_name(layer, "weight") for layer in layers])
+    given = _state(model, init, wanted)
+    strange = {name for name in wanted if name not in given or given[name].shape != wanted[name].shape}
+    return [layer for layer in layers if tensor_name(layer, "weight") in strange]
+
+
 def task_vectors(model: nn.Module, init: Init, layers: Iterable[str], with_biases: bool = False) -> TaskVectors:
     """τ = W − W_init of the layers' weights, and of their biases where these are asked for."""
     own = state_of(model)
@@ -104,7 +120,7 @@ def _checked(model: nn.Module, init: Init, wanted: Mapping[str, Tensor]) -> Mapp
     if missing:
         raise InitError(
             f"init lacks {len(missing)} of the {len(wanted)} edited parameters: {', '.join(missing)}. "
-            f'It has {listing(given)}. Pass the checkpoint that fine-tuning started from, or init="zero".'
+            f"It has {listing(given)}. Pass the checkpoint that fine-tuning started from, {_ELSE}"
         )
     strange = [name for name in wanted if not isinstance(given[name], Tensor)]
     if strange:
@@ -144,9 +160,7 @@ def _check_shapes(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> 
             " Only the number of rows differs: a vocabulary that grew (init.resize_token_embeddings(...) gives a "
             "language model the same), or other classes."
         )
-    raise InitError(
-        f'init has other shapes: {shown}.{hint} Leave those layers out with layers=..., or use init="zero".'
-    )
+    raise InitError(f"init has other shapes: {shown}.{hint} Pass the checkpoint that fine-tuning started from, {_ELSE}")
 
 
 def _state(model: nn.Module, init: Any, wanted: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

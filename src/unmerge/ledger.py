@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from unmerge.errors import EditError, StatisticsError, listing, warn
+from unmerge.errors import EditError, LayerError, StatisticsError, listing, warn
 from unmerge.fingerprint import differences, fingerprint, state_of
 
 if TYPE_CHECKING:
@@ -42,6 +42,10 @@ _ledgers: WeakKeyDictionary[nn.Module, Ledger] = WeakKeyDictionary()
 
 
 def ledger_of(model: nn.Module) -> Ledger:
+    if not isinstance(model, nn.Module):
+        raise LayerError(
+            f"the model is a {type(model).__name__}; expected an nn.Module. Look at the order of arguments."
+        )
     return _ledgers.get(model, Ledger())
 
 

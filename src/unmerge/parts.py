@@ -12,7 +12,7 @@ from unmerge.batches import Forward, Mask, check_rereadable
 from unmerge.collection import View, distinct_labels, looked, view_of
 from unmerge.costs import costs_of, grams_of
 from unmerge.gathering import Source, request_of
-from unmerge.layers import device_of_layer, head_of, select
+from unmerge.layers import candidates, device_of_layer, head_of, select
 from unmerge.normalization import evaluating
 from unmerge.planning import Plan, bytes_of, plan_within
 from unmerge.reading import Reading
@@ -79,7 +79,8 @@ def plan(
         with evaluating(model):
             view = looked(model, view, Reading(model, data, "plan", forward).few, forward)
     classes = (_classes(data), _classes(retain))
-    return _plan(model, recipe, view, _edited(model, recipe, view, None), memory, classes, with_verdict=True)
+    names = _edited(model, recipe, view.selection.names, None)
+    return _plan(model, recipe, view, names, memory, classes, with_verdict=True)
 
 
 def parts_of(
@@ -98,7 +99,7 @@ def parts_of(
         with evaluating(model):
             few = Reading(model, forget, "forget", sources.forward).few
             view = looked(model, view, few, sources.forward, sources.mask)
-    names = _edited(model, recipe, view, given)
+    names = _edited(model, recipe, view.selection.names, given)
     kept = sources.retain if sources.statistics is None else sources.statistics
     classes = (_classes(sources.forget), _classes(kept))
     found = _plan(model, recipe, view, names, memory, classes, with_verdict)
@@ -108,6 +109,13 @@ def parts_of(
         for place, group in enumerate(found.groups)
     ]
     return parts, found
+
+
+def expected_layers(model: nn.Module, recipe: Recipe, given: Statistics | None = None) -> list[str]:
+    """The layers to edit, as far as they are known before data are read: those with no inputs are not told apart."""
+    selected = select(model, recipe.layers, recipe.skip_layers).names if given is None else []
+    own = candidates(model)  # statistics of another model are told of where they meet this one
+    return [name for name in _edited(model, recipe, selected, given) if name in own]
 
 
 def without_moments(request: Request) -> Request:
@@ -151,11 +159,11 @@ def _classes(source: Source | None) -> int:
     return 0 if source is None else len(distinct_labels(source))
 
 
-def _edited(model: nn.Module, recipe: Recipe, view: View, given: Statistics | None) -> list[str]:
+def _edited(model: nn.Module, recipe: Recipe, selected: Sequence[str], given: Statistics | None) -> list[str]:
     if given is not None:
         return Request(None, None, given).layers(model, recipe)
     kept = head_of(model) if recipe.head == "keep" else None
-    return [name for name in view.selection.names if name != kept]
+    return [name for name in selected if name != kept]
 
 
 def _part(source: Any, view: View | None, model: nn.Module) -> Any:

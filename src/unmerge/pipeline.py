@@ -20,7 +20,7 @@ from unmerge.initial import Init, TaskVectors
 from unmerge.layers import select, tensor_name
 from unmerge.ledger import as_collected
 from unmerge.origin import check_origin
-from unmerge.parts import Sources, described_together, parts_of, without_moments
+from unmerge.parts import Sources, described_together, expected_layers, parts_of, without_moments
 from unmerge.provenance import finished_edit
 from unmerge.recipe import Recipe
 from unmerge.request import Request
@@ -57,15 +57,19 @@ def fit(
     on_verdict: whether to "warn", "raise" or "ignore" when samples that are not whole classes have nothing in common.
     """
     recipe = recipe or Recipe()
+    if not isinstance(recipe, Recipe):
+        raise DataError(f"recipe is a {type(recipe).__name__}; expected a Recipe, for example Recipe(basis='lda').")
     if on_verdict not in ("warn", "raise", "ignore"):
         raise RecipeError(f"on_verdict={on_verdict!r} is not 'warn', 'raise' or 'ignore'.")
-    clock = Clock(device_of(model))
     sources = Sources(forget, retain, classes, statistics, mask, forward)
     fitted = Fitted()
     task_vectors: TaskVectors | None = None
     asked, names, unchanged = recipe, list[str](), list[str]()
     evidence, verdict, read = Evidence(), None, []
     with as_collected(model, None if sources.given is None else sources.given.weights) as edits_set_aside:
+        clock = Clock(device_of(model))
+        expected = expected_layers(model, recipe, sources.given)
+        start = _start(model, init, expected, recipe, check_init)  # what is wrong with it is told before the passes
         parts, plan = parts_of(model, sources, recipe, memory, with_verdict=on_verdict != "ignore")
         for part in parts:
             with clock("statistics"):
@@ -73,11 +77,9 @@ def fit(
             if task_vectors is None and request.statistics.layers:
                 recipe = request.settled(recipe)
                 names = list(part.names) or request.layers(model, recipe)
-                task_vectors = initial.task_vectors(model, init, names, with_biases=recipe.bias == "shrink")
+                task_vectors = start if names == expected else _start(model, init, names, recipe, check_init)
                 unchanged = [] if init == "zero" else _unchanged(model, names, task_vectors, request, recipe)
                 names = [name for name in names if name not in unchanged]
-                if check_init and init != "zero":
-                    check_origin(task_vectors.pairs())
             here = [name for name in names if name in request.statistics.layers]
             if here and on_verdict != "ignore" and not request.classes:
                 with clock("verdict"):
@@ -118,6 +120,14 @@ def _of_first_process(edit: Edit) -> Edit:
         parts = {part: copy_first_(value.contiguous()) for part, value in parts.items() if value is not None}
         layers[name] = replace(layer, **parts)
     return replace(edit, layers=layers, provenance=same_everywhere(edit.provenance))
+
+
+def _start(model: nn.Module, init: Init, names: list[str], recipe: Recipe, check_init: bool) -> TaskVectors:
+    """What fine-tuning added to the layers; initial weights that are not theirs are refused."""
+    found = initial.task_vectors(model, init, names, with_biases=recipe.bias == "shrink")
+    if check_init and init != "zero":
+        check_origin(found.pairs())
+    return found
 
 
 def _unchanged(

@@ -76,10 +76,10 @@ def verdict_of(
     expected = expected or {}
     # The mean of n random rows is off by about 1/n of the variance.
     shift = max(found / expected[name] if name in expected else samples * found for name, found in mean_shifts.items())
-    differs = shift >= RANDOM_SHIFT
-    if not differs and (ratio is None or ratio < SEPARABLE_RATIO):
+    is_small = score < SMALL_SCORE  # which the ratio of two small numbers does not mend
+    if shift < RANDOM_SHIFT and (ratio is None or ratio < SEPARABLE_RATIO or is_small):
         kind = "instance-like"
-    elif score < SMALL_SCORE or (ratio is not None and ratio < ENTANGLED_RATIO):
+    elif is_small or (ratio is not None and ratio < ENTANGLED_RATIO):
         kind = "entangled"
     else:
         kind = "separable"

@@ -16,6 +16,7 @@ from torch import nn
 from unmerge.bench.digits import Split
 
 WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+COMMANDS = ("demo", "diagnose", "run", "collect", "merge-stats", "apply", "revert", "evaluate", "report", "bench")
 SOURCE = Path(__file__).parents[2] / "src"
 MODELS = """
 import os
@@ -36,6 +37,13 @@ class Interrupted(nn.Sequential):
 
 def interrupted():
     return Interrupted(*network())
+
+class Untouched(nn.Sequential):
+    def forward(self, images):
+        raise NotImplementedError("the model was called")
+
+def untouched():
+    return Untouched(*network())
 
 def trained():
     from safetensors.torch import load_file

@@ -12,15 +12,13 @@ from pathlib import Path
 
 import pytest
 import typer
-from cli_place import SOURCE, Command, Place, Result, environment
+from cli_place import COMMANDS, SOURCE, Command, Place, Result, environment
 
 from unmerge import report
 from unmerge.cli.application import app
 from unmerge.cli.console import Common, Output
 from unmerge.cli.records import write_report
 from unmerge.report.extra import MissingExtra
-
-COMMANDS = ("demo", "diagnose", "run", "collect", "merge-stats", "apply", "revert", "evaluate", "report", "bench")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

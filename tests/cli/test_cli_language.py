@@ -367,6 +367,38 @@ def test_what_is_wrong_is_said(
     assert not (folder / "refused").exists()
 
 
+def test_an_init_whose_answers_cannot_be_the_target_is_told_before_the_model_is_called(
+    folder: Path, unmerge_here: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = AutoModelForCausalLM.from_pretrained(folder / "base")
+    base.resize_token_embeddings(base.config.vocab_size - 8)
+    base.save_pretrained(folder / "narrow")  # as large in the edited layers
+
+    def called(*_: object, **__: object) -> None:
+        raise NotImplementedError("the model was called")
+
+    monkeypatch.setattr(LlamaForCausalLM, "forward", called)
+    found = unmerge_here("run", *REQUEST, "--init", "narrow", "--layers", "mlp:last1", "--out", "never")
+    assert found.code == 1
+    assert "init has other shapes: model.embed_tokens.weight is" in found.err
+    assert "With --target 0.1, an answer probability, or --alpha A the edited layers do." in found.err
+
+
+def test_an_adapter_of_another_base_is_told_in_one_line(folder: Path, unmerge_here: Command) -> None:
+    import peft
+
+    config = LlamaConfig.from_pretrained(folder / "base", hidden_size=32)
+    adapted = peft.get_peft_model(LlamaForCausalLM(config), peft.LoraConfig(r=2, target_modules=["up_proj"]))
+    adapted.save_pretrained(folder / "astray")
+    place = folder / "astray" / "adapter_config.json"
+    place.write_text(json.dumps({**json.loads(place.read_text()), "base_model_name_or_path": str(folder / "base")}))
+    found = unmerge_here("run", "--model", "astray", *REQUEST[4:], "--out", "never")
+    assert found.code == 1
+    assert found.err.count("\n") == 1
+    assert "Was it trained on another base than the one that its adapter_config.json names" in found.err
+    assert "size mismatch" in found.err
+
+
 def test_an_adapter_without_its_base_is_named(folder: Path, unmerge_here: Command) -> None:
     (folder / "lost").mkdir()
     (folder / "lost" / "adapter_config.json").write_text('{"base_model_name_or_path": "somewhere/else"}')

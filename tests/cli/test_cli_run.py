@@ -200,6 +200,12 @@ def test_a_model_that_knows_nothing_is_told(here: Command) -> None:
     assert "nothing to forget" not in here("run", *SMALL, *request, "--out", "knowing").err
 
 
+def test_an_edit_of_no_strength_is_not_said_to_lack_a_batch_norm(here: Command) -> None:
+    found = here("run", *RESNET, "--forget", "label=two", "--alpha", "0", "--out", "still", "--no-report")
+    assert found.code == 0
+    assert "BatchNorm" not in found.err
+
+
 def test_separate_sources_and_data_without_labels(here: Command, place: Place) -> None:
     with np.load(place / "train.npz") as data:
         chosen = data["labels"] == 3

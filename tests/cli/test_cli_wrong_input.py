@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from cli_place import RESNET, SMALL, Command, Place
+from safetensors.torch import save_file
 
 from unmerge.bench.digits import network
 from unmerge.errors import FileError
@@ -37,6 +38,7 @@ def broken(place: Place) -> Place:
     (folder / "empty").mkdir()
     np.savez(folder / "nothing.npz", other=np.zeros(3))
     np.savez(folder / "short.npz", images=np.zeros((4, 1, 8, 8), np.float32), labels=np.zeros(3, np.int64))
+    np.savez(folder / "wide.npz", inputs=np.zeros((4, 5), np.float32), labels=np.arange(4))
     np.savez(folder / "objects.npz", images=np.array([Evil()], dtype=object))
     (folder / "evil.bin").write_bytes(pickle.dumps({"a": Evil()}))
     torch.save({"state": network()}, folder / "module.pt")
@@ -51,6 +53,14 @@ def broken(place: Place) -> Place:
     (folder / "full").mkdir()
     (folder / "full" / "mine.txt").write_text("precious")
     (folder / "fails.py").write_text("import no_such_library\n")
+    own, generator = network().state_dict(), torch.Generator().manual_seed(0)
+    starts = {
+        "names": {f"module.{name}": value for name, value in own.items()},
+        "shapes": {name: value.repeat(2, *[1] * (value.dim() - 1)) for name, value in own.items() if value.dim()},
+        "stranger": {name: torch.randn(value.shape, generator=generator) for name, value in own.items() if value.dim()},
+    }
+    for name, state in starts.items():
+        save_file(state, folder / f"{name}.safetensors")
     return place
 
 
@@ -76,7 +86,8 @@ CASES: dict[str, tuple[tuple[str, ...], int, str]] = {
     ),
     "no init": ((*SMALL, *NPZ, *FORGET, "--init", "gone"), 1, "--init gone is not 'zero'"),
     "the same init": ((*SMALL, *NPZ, *FORGET, "--init", "w.safetensors"), 1, "or --init zero"),
-    "no device": ((*SMALL, *NPZ, *FORGET, "--device", "abacus"), 2, "--device abacus"),
+    "no device": ((*SMALL, *NPZ, *FORGET, "--device", "abacus"), 2, "--device abacus (Expected one of cpu, cuda"),
+    "a device of others": ((*SMALL, *NPZ, *FORGET, "--device", "vulkan"), 2, "...): expected cpu"),
     "no data": ((*SMALL, *FORGET, "--data", "gone.npz"), 1, "there is no data 'gone.npz'"),
     "data of another kind": ((*SMALL, *FORGET, "--data", "models.py"), 1, "expected an .npz, a .jsonl or a folder"),
     "no npz": ((*SMALL, *FORGET, "--data", "broken/not.npz"), 1, "cannot be read as arrays"),
@@ -91,12 +102,23 @@ CASES: dict[str, tuple[tuple[str, ...], int, str]] = {
         "broken/images/two/bad.png cannot be read as an image",
     ),
     "different sizes": ((*RESNET, "--forget", "label=two", "--pixel-std", "1,2"), 1, "--pixel-std has 2 numbers"),
+    "other channels": (
+        ("--model", "resnet", *NPZ, *FORGET),
+        1,
+        "error: the model raised ValueError when it was given inputs of shape (2, 1, 8, 8) (float32): Make sure that",
+    ),
+    "other features": (
+        (*SMALL, "--data", "broken/wide.npz", "--forget", "label=0"),
+        1,
+        "(1, 5) (float32): Expected 3D (unbatched) or 4D (batched) input to conv2d",
+    ),
     "no labels": ((*SMALL, *FORGET, "--data", "plain.npz"), 1, "plain.npz has no labels"),
     "absent label": ((*SMALL, *NPZ, "--forget", "label=12"), 1, "has the label 12; there are 0, 1, 2"),
     "unknown class": ((*RESNET, "--forget", "label=thre"), 1, "Did you mean 'three'"),
     "every class": ((*SMALL, *NPZ, "--forget", "label=0,1,2,3,4,5,6,7,8,9"), 1, "nothing is left to retain"),
     "bad forget": ((*SMALL, *NPZ, "--forget", "lable:3"), 2, "is not of the form label=3"),
     "bare forget": ((*SMALL, *NPZ, "--forget", "3"), 2, "Did you mean --forget label=3?"),
+    "a source to forget": ((*SMALL, "--forget", "images"), 2, "type --forget-data images --retain-data SRC."),
     "other entry": ((*SMALL, *NPZ, "--forget", "class=3,5"), 2, "Did you mean --forget label=3,5?"),
     "empty forget": ((*SMALL, *NPZ, "--forget", "label="), 2, "is not of the form label=3"),
     "nothing to forget": ((*SMALL, *NPZ), 2, "say what to forget"),
@@ -132,6 +154,48 @@ def test_run_says_what_is_wrong(here: Command, broken: Place, case: str) -> None
     assert "executed" not in found.out + found.err
     assert "Traceback" not in found.err
     assert {entry.name for entry in broken.folder.iterdir()} - before <= {"__pycache__"}
+
+
+@pytest.mark.parametrize(
+    "command", [("run", *OUT), ("diagnose",), ("evaluate",), ("apply", "resnet-run", "--recalibrate", "--to", "wrong")]
+)
+def test_data_that_the_model_cannot_take_are_one_line(
+    here: Command, place: Place, resnet_run: object, command: tuple[str, ...]
+) -> None:
+    found = here(*command, "--model", "resnet", *NPZ, *FORGET)
+    assert found.code == 1
+    assert found.err.count("\n") == 1
+    assert found.err.startswith("error: the model raised ValueError when it was given inputs of shape (")
+    assert found.err.endswith("or pass --image-size, or --model package.module:function that takes them as they are.\n")
+    assert not (place / "wrong").exists()
+
+
+@pytest.mark.parametrize("command", [("run", *OUT), ("run", *OUT, "--dry-run"), ("diagnose",)], ids=" ".join)
+@pytest.mark.parametrize(
+    ("init", "message"),
+    [
+        ("gone.safetensors", "--init gone.safetensors is not 'zero'"),
+        ("broken/names.safetensors", "init lacks 2 of the 2 edited parameters: 6.weight, 11.weight"),
+        ("broken/shapes.safetensors", "init has other shapes: 6.weight is"),
+        ("w.safetensors", "init has the same weights as the model"),
+    ],
+)
+def test_a_wrong_init_is_told_before_the_model_is_called(
+    here: Command, broken: Place, command: tuple[str, ...], init: str, message: str
+) -> None:
+    model = ("--model", "models:untouched", "--weights", "w.safetensors", "--init", init)
+    found = here(command[0], *model, *NPZ, *FORGET, *command[1:])
+    assert found.code == 1
+    assert message in found.err
+
+
+def test_another_training_as_init_is_told_before_the_model_is_called_too(here: Command, broken: Place) -> None:
+    model = ("--model", "models:untouched", "--weights", "w.safetensors", "--init", "broken/stranger.safetensors")
+    found = here("run", *model, *NPZ, *FORGET, *OUT)
+    assert found.code == 1
+    assert "does not look like the checkpoint" in found.err
+    with pytest.raises(NotImplementedError, match="the model was called"):
+        here("run", *model, *NPZ, *FORGET, *OUT, "--any-init")
 
 
 def test_an_error_of_one_s_own_code_passes_through(here: Command, broken: Place) -> None:
@@ -199,6 +263,7 @@ def test_a_full_disk_leaves_nothing(unmerge: Command, place: Place, small_run: o
         (("revert", "small-run", "--to", "x"), 1, "was not written by unmerge apply"),
         (("apply", "nope", *SMALL, "--to", "x"), 1, "there is no folder nope"),
         (("revert", "nope", "--to", "x"), 1, "there is no folder nope"),
+        (("revert", "resnet-new", "--to", "x", "--base", "nope"), 1, "there is no base nope: expected the model that"),
         (("report", "nope"), 1, "there is no folder nope"),
         (("report", "images"), 1, "is no output of unmerge run"),
         (("evaluate", "--model", "resnet", *RESNET[2:], "--forget", "label=3", "--axes", "acuracy"), 2, "'accuracy'"),
@@ -211,9 +276,17 @@ def test_a_full_disk_leaves_nothing(unmerge: Command, place: Place, small_run: o
     ],
 )
 def test_other_commands_say_what_is_wrong(
-    here: Command, place: Place, small_run: object, arguments: tuple[str, ...], code: int, message: str
+    here: Command,
+    place: Place,
+    small_run: object,
+    resnet_run: object,
+    arguments: tuple[str, ...],
+    code: int,
+    message: str,
 ) -> None:
     (place / "ids.json").write_text("{}")
+    if not (place / "resnet-new").is_dir():
+        assert here("apply", "resnet-run", "--model", "resnet", "--to", "resnet-new").code == 0
     found = here(*arguments)
     assert found.code == code
     assert message in found.err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from torch import nn
@@ -11,6 +12,7 @@ from unmerge.errors import FileError
 from unmerge.files import read_json
 
 CONFIG = "adapter_config.json"
+_LONGEST = 400  # characters of what PEFT says
 
 
 def base_of(directory: Path) -> Path | None:
@@ -43,5 +45,9 @@ def merged_into(base: nn.Module, directory: Path) -> nn.Module:
     try:
         adapted = PeftModel.from_pretrained(unloaded, str(directory))
     except Exception as error:  # PEFT raises many kinds for a damaged directory
-        raise FileError(f"{directory} cannot be loaded as an adapter: {error}") from error
+        why = shorten(str(error), _LONGEST, placeholder=" ...")
+        raise FileError(
+            f"{directory} cannot be loaded as an adapter. Was it trained on another base than the one that its "
+            f"{CONFIG} names (base_model_name_or_path)? {why}"
+        ) from error
     return merged(adapted, in_place=True)[0]

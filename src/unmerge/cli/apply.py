@@ -20,9 +20,9 @@ from unmerge.interop.card import model_card
 from unmerge.interop.checkpoints import put_edited
 
 EXAMPLES = [
-    "unmerge apply forget-cat --model ./resnet --to resnet-without-cat",
+    "unmerge apply forget-cat --model resnet --to resnet-without-cat",
     "unmerge apply forget-3-5 --model my.models:build --weights w.safetensors --alpha 1.5 --to edited",
-    "unmerge apply forget-cat --model ./resnet --to new --recalibrate --data ./images --forget label=cat",
+    "unmerge apply forget-cat --model resnet --to new --recalibrate --data images --forget label=cat",
 ]
 
 

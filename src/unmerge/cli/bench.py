@@ -19,7 +19,7 @@ from unmerge.cli.console import Output
 from unmerge.errors import suggest
 
 EXAMPLES = [
-    "unmerge bench   # lists them",
+    "unmerge bench   # lists the benchmarks",
     "unmerge bench engine --images 2000",
     "unmerge bench engine -- --help",
 ]

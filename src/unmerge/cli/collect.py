@@ -21,10 +21,10 @@ from unmerge.merging import Shard, save_shard
 
 KEPT = ("means", "full")
 EXAMPLES = [
-    "unmerge collect --model ./resnet --data ./images --out all.safetensors",
-    "unmerge collect --model ./resnet --data ./images --shard 3/16 --out part3.safetensors   # one job of sixteen",
+    "unmerge collect --model resnet --data images --out all.safetensors",
+    "unmerge collect --model resnet --data images --shard 3/16 --out part3.safetensors   # one job of sixteen",
     "unmerge merge-stats part*.safetensors --out all.safetensors",
-    "unmerge run --model ./resnet --data ./images --forget label=cat --statistics all.safetensors --out forget-cat",
+    "unmerge run --model resnet --data images --forget label=cat --statistics all.safetensors --out forget-cat",
 ]
 
 

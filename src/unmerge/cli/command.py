@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 import typer
 
 from unmerge.cli.console import Common, Output, speaking
+from unmerge.cli.examples import command_with
 from unmerge.cli.processes import Function, of_first, shared
 from unmerge.cli.spelling import Flag, flags_of
 
@@ -21,11 +22,10 @@ def add(
 
     together: of several processes all do it, each with its share of the data; otherwise the first alone.
     """
-    epilog = "\n\n".join(["[bold]Examples[/bold]", *examples])
     # A paragraph is one line, which the terminal wraps as wide as it is.
     text = "\n\n".join(part.replace("\n", " ") for part in (inspect.getdoc(function) or "").split("\n\n"))
     work = shared(function) if together else of_first(function)
-    app.command(name, help=text, epilog=epilog, **settings)(_flattened(function, work))
+    app.command(name, cls=command_with(examples), help=text, **settings)(_flattened(function, work))
 
 
 def _flattened(function: Function, work: Function) -> Callable[..., None]:

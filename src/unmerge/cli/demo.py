@@ -25,8 +25,8 @@ def demo(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="The directory to write; by default unmerge-demo.")
     ] = None,
-    digit: Annotated[int, typer.Option(min=0, max=9, help="The digit to forget.")] = 3,
-    seed: Annotated[int, typer.Option(min=0, help="Of the split and of training.")] = 0,
+    digit: Annotated[int, typer.Option(min=0, max=9, metavar="N", help="The digit to forget.")] = 3,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Of the split and of training.")] = 0,
     overwrite: Overwrite = False,
 ) -> int:
     """Forget a digit: train, edit, retrain for comparison, judge all, and write the report. Nothing is downloaded."""

@@ -18,8 +18,8 @@ from unmerge.distributed import is_first
 from unmerge.errors import suggest
 
 EXAMPLES = [
-    "unmerge diagnose --model ./resnet --data ./images --forget label=cat",
-    "unmerge diagnose --model ./vit --data train.npz --forget-ids ids.txt --on-verdict raise   # exit code 3",
+    "unmerge diagnose --model resnet --data images --forget label=cat",
+    "unmerge diagnose --model vit --data train.npz --forget-ids ids.txt --on-verdict raise   # may end with code 3",
     "unmerge diagnose --model my.models:build --weights w.safetensors --data train.npz --forget label=3 --json",
 ]
 
@@ -47,7 +47,7 @@ def diagnose(
     if out is not None:
         check_file(out, overwrite)
     loaded = models.load(model.model, model.weights, model.device)
-    settings, init = work.Settings(on_verdict=on_verdict), loaded.start(init)
+    settings, init = work.Settings(on_verdict=on_verdict, check_init=False), loaded.start(init)
     job = work.Job(loaded, models.initial(init), requests.requested(data, loaded), recipe, settings, output)
     if dry_run:
         plan.show(job)

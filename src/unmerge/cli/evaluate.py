@@ -25,11 +25,11 @@ from unmerge.evaluation.result import Evaluation
 
 WRITERS = {".json": "to_json", ".csv": "to_csv", ".md": "to_markdown", ".tex": "to_latex"}
 EXAMPLES = [
-    "unmerge evaluate --model base=./resnet --model edited=./resnet-without-cat --data ./train --forget label=cat "
-    "--test ./test",
-    "unmerge evaluate --model ./resnet --edit forget-cat --reference ./retrained --data ./train --forget label=cat "
+    "unmerge evaluate --model base=resnet --model edited=resnet-without-cat --data train --forget label=cat "
+    "--test test",
+    "unmerge evaluate --model resnet --edit forget-cat --reference retrained --data train --forget label=cat "
     "--tables --out table.md --out table.tex",
-    "unmerge evaluate --model ./llama-tuned --edit forget-authors --forget forget.jsonl --retain retain.jsonl",
+    "unmerge evaluate --model llama-tuned --edit forget-authors --forget forget.jsonl --retain retain.jsonl",
     "unmerge evaluate --model my.models:build@w.safetensors --data train.npz --forget label=3 --axes accuracy --json",
 ]
 
@@ -57,7 +57,7 @@ def evaluate(
         str | None, typer.Option(metavar="LAYER", help="The layer with the features, or LAYER:input.")
     ] = None,
     init: Annotated[str | None, typer.Option(metavar="REF", help="The weights before fine-tuning, as for run.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of bootstrap, probes and attacks.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Of bootstrap, probes and attacks.")] = 0,
     device: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, ... or auto.")] = "auto",
     out: Annotated[
         list[Path] | None,

@@ -11,13 +11,14 @@ from typing import Any
 import typer
 from torch import Tensor, nn
 
+from unmerge import initial
 from unmerge.batches import first_batch, labels_of
 from unmerge.cli.edits import norms_matter, norms_of
 from unmerge.cli.parts import some_of
 from unmerge.cli.samples import few_of
 from unmerge.cli.work import Gathered, Job
 from unmerge.edit import Edit
-from unmerge.errors import EditError
+from unmerge.errors import EditError, InitError
 from unmerge.initial import Init, initial_weights
 from unmerge.measures import accuracy, answer_probability
 from unmerge.searching import AlphaSearch, Point
@@ -57,13 +58,21 @@ class Measured:
 
 def check(job: Job) -> None:
     """Refuse texts for which no strength could be searched, before anything is read."""
-    settings = job.settings
+    settings, module = job.settings, job.model.module
     is_open = settings.search or job.recipe.alpha is None
-    if job.request.is_text and is_open and settings.target is None and job.init == "zero":
+    if not job.request.is_text or not is_open or settings.target is not None:
+        return
+    if job.init == "zero":
         raise typer.BadParameter(
             "how far the answers are to be forgotten is not said. Pass --init with the model from before fine-tuning, "
             "whose answer probability is then the target; or --target 0.1, an answer probability; or --alpha A."
         )
+    try:
+        initial.check(module, job.init, dict(module.named_parameters()))  # all of them, for `before_fine_tuning`
+    except InitError as error:
+        raise InitError(
+            f"{error} With --target 0.1, an answer probability, or --alpha A the edited layers do."
+        ) from error
 
 
 def measured(job: Job, edit: Edit, found: Gathered) -> Measured:
@@ -100,7 +109,7 @@ def measured(job: Job, edit: Edit, found: Gathered) -> Measured:
         before = {name: measure.of(module, part) for name, part in parts.items()}
         few = few_of(job.request, module)
         said = few.ask()
-        with edit.applied(module, recalibrate=norms):
+        with edit.applied(module, recalibrate=norms if edit.alpha else None):
             after = {name: measure.of(module, part) for name, part in parts.items()}
             samples = few.entries(said, few.ask())
             kept = norms_of(module)

@@ -15,7 +15,7 @@ from unmerge.merging import merge, save_shard
 
 EXAMPLES = [
     "unmerge merge-stats part*.safetensors --out all.safetensors",
-    "unmerge run --model ./resnet --data ./images --forget label=cat --statistics all.safetensors --out forget-cat",
+    "unmerge run --model resnet --data images --forget label=cat --statistics all.safetensors --out forget-cat",
 ]
 
 

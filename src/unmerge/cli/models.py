@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from textwrap import shorten
 from typing import Annotated, Any
 
 import torch
@@ -160,8 +161,17 @@ def device_named(name: str) -> str:
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
-        raise typer.BadParameter(f"--device {name}: {str(error).splitlines()[0]}") from error
+        why = shorten(str(error).splitlines()[0], 120, placeholder=" ...")
+        raise typer.BadParameter(f"--device {name} ({why}): expected {listing(_devices())} or auto.") from error
     return name
+
+
+def _devices() -> list[str]:
+    """Where a model can be put on this machine."""
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return (
+        ["cpu"] if found is None else ["cpu", *(f"{found.type}:{n}" for n in range(torch.accelerator.device_count()))]
+    )
 
 
 def transformers() -> Any:

@@ -58,6 +58,7 @@ class RunOptions:
     target: Annotated[
         float | None,
         typer.Option(
+            metavar="X",
             help="Forget accuracy to reach (by default 0.01), or answer probability of a language model (by default "
             "that of --init); exit code 4 where no strength does.",
         ),
@@ -65,7 +66,8 @@ class RunOptions:
     max_drop: Annotated[
         float | None,
         typer.Option(
-            help="By how much retain accuracy (by default 0.02) or answer probability (0.1) may fall in the search."
+            metavar="X",
+            help="By how much retain accuracy (by default 0.02) or answer probability (0.1) may fall in the search.",
         ),
     ] = None
     recalibrate: Annotated[
@@ -81,7 +83,7 @@ class RunOptions:
     edited_only: Annotated[
         bool, typer.Option("--edited-only", help="Read the edited layers only: faster, with a shorter profile.")
     ] = False
-    curve_samples: Annotated[int, typer.Option(min=1, help="Samples of each part to measure on.")] = 1000
+    curve_samples: Annotated[int, typer.Option(min=1, metavar="N", help="Samples of each part to measure on.")] = 1000
 
     def settings(self) -> Settings:
         if self.on_verdict not in VERDICTS:

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from unmerge.cli.parts import batches_in
-from unmerge.cli.work import Job, layer_choice
+from unmerge.cli.work import Job, check_init, layer_choice
 from unmerge.collection import collect
 from unmerge.diagnosis import diagnose
 from unmerge.errors import UnmergeError
@@ -23,6 +23,7 @@ _MIB = 2**20
 def show(job: Job) -> None:
     """Print the plan; nothing is written and the model is left as it is."""
     module, recipe = job.model.module, job.recipe
+    check_init(job)
     few = list(itertools.islice(job.request.forget, _TIMED))
     edited = set(select(module, recipe.layers, recipe.skip_layers).names)
     choice = {**layer_choice(job), "mask": job.request.mask}

@@ -37,8 +37,10 @@ class SourceOptions(TextOptions):
             rich_help_panel=PANEL,
         ),
     ] = None
-    batch_size: Annotated[int, typer.Option(min=1, help="Samples a batch.", rich_help_panel=PANEL)] = 64
-    workers: Annotated[int, typer.Option(min=1, help="Threads that decode images.", rich_help_panel=PANEL)] = 4
+    batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="Samples a batch.", rich_help_panel=PANEL)] = 64
+    workers: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Threads that decode images.", rich_help_panel=PANEL)
+    ] = 4
     image_size: Annotated[
         str | None, typer.Option(metavar="N or HxW", help="Resize images to this size.", rich_help_panel=PANEL)
     ] = None
@@ -116,6 +118,8 @@ class DataOptions(SourceOptions):
             raise typer.BadParameter(
                 'say what to forget: --forget "label=3,5", --forget-ids FILE or --forget-data SRC.'
             )
+        if self.forget is not None:
+            self.wanted()
         if self.forget_data is None and self.data is None:
             raise typer.BadParameter(f"{flags[ways[0]]} picks samples out of --data SRC, which is missing.")
         if self.forget_data is None and self.retain_data is not None:
@@ -125,8 +129,6 @@ class DataOptions(SourceOptions):
         if self.forget_data is not None and (self.data is not None or self.retain_data is None):
             found = "which is missing" if self.data is None else "and not with --data"
             raise typer.BadParameter(f"--forget-data SRC goes with --retain-data SRC, {found}.")
-        if self.forget is not None:
-            self.wanted()
         self.counted()
         self.size()
         for name in ("pixel_mean", "pixel_std"):
@@ -138,6 +140,8 @@ class DataOptions(SourceOptions):
         key, equals, values = self.forget.partition("=")
         found = [value.strip() for value in values.split(",")]
         is_known = key.strip() == "label" or (self.data or "").endswith(SUFFIX)
+        if not equals and self.data is None and Path(key).exists():
+            raise typer.BadParameter(f"--forget {key}: to forget all of it type --forget-data {key} --retain-data SRC.")
         if not is_known or not equals or not all(found):
             value = values if equals else key
             is_other = bool(value) and key.strip() != "label" and ":" not in key

@@ -75,6 +75,10 @@ def _state(directory: Path, record: dict[str, Any], base: Path | None, expected:
 
 def _base(record: dict[str, Any], base: Path | None) -> Path:
     """Where the base lies: where the user says, else where it lay."""
+    if base is not None and not base.exists():
+        raise FileError(
+            f"there is no base {base}: expected the model that was edited, a directory or its weights file."
+        )
     place = record["base"]["directory"] or record["base"]["weights"]
     path = base if base is not None else None if place is None else Path(place)
     if path is None or not path.exists():

@@ -27,15 +27,15 @@ from unmerge.statistics import Statistics
 NOT_REACHED = 4
 
 EXAMPLES = [
-    "unmerge run --model ./resnet --data ./images --forget label=cat --out forget-cat",
+    "unmerge run --model resnet --data images --forget label=cat --out forget-cat",
     "unmerge run --model my.models:build --weights w.safetensors --data train.npz --forget label=3,5 --out forget-3-5",
-    "unmerge run --model ./vit --init ./vit-base --data train.npz --forget-ids ids.txt --recipe recipe.yaml "
+    "unmerge run --model vit --init vit-base --data train.npz --forget-ids ids.txt --recipe recipe.yaml "
     "--out forget-some",
-    "unmerge run --model ./resnet --data ./images --forget label=dog --statistics forget-cat/statistics.safetensors "
+    "unmerge run --model resnet --data images --forget label=dog --statistics forget-cat/statistics.safetensors "
     "--out forget-dog   # the next request: one pass over the dogs",
-    "unmerge run --model ./llama-tuned --init ./llama --forget forget.jsonl --retain retain.jsonl --tokens answer "
+    "unmerge run --model llama-tuned --init llama --forget forget.jsonl --retain retain.jsonl --tokens answer "
     "--layers mlp:last8 --out forget-authors   # questions with answers, or texts, in a language model",
-    "unmerge run --model ./resnet --data ./images --forget label=cat --out forget-cat --dry-run   # memory and time",
+    "unmerge run --model resnet --data images --forget label=cat --out forget-cat --dry-run   # its memory and time",
 ]
 
 

@@ -22,6 +22,8 @@ PHRASES = {
     "Pass the same mask= to both": "Give the same --tokens to both",
     "Pass mask= with one entry": "Give an attention_mask with one entry",
     "pass forward= for anything else": "--data package.module:function names a loader that gives these",
+    "pass forward= that feeds them in another way": "pass --image-size, or --model package.module:function that takes "
+    "them as they are",
     "Pass forward=, which returns them": "--model package.module:function names a model that returns them",
     "pass forward=lambda model, batch: ... that returns them": "--model package.module:function names one that does",
     "pass forward= that returns them": "--model package.module:function names one that does",

@@ -13,11 +13,13 @@ from unmerge.cli.models import Loaded
 from unmerge.cli.requests import Requested
 from unmerge.cli.resuming import Kept
 from unmerge.collection import collect
-from unmerge.diagnosis import Diagnosis, diagnose
+from unmerge.diagnosis import Diagnosis, covered, diagnose
 from unmerge.edit import Edit
 from unmerge.gathering import needed_of, pair_of
-from unmerge.initial import Init
+from unmerge.initial import Init, task_vectors
 from unmerge.layers import select
+from unmerge.origin import check_origin
+from unmerge.parts import expected_layers
 from unmerge.pipeline import fit
 from unmerge.recipe import Recipe
 from unmerge.separability import random_control
@@ -77,8 +79,19 @@ def layer_choice(job: Job) -> dict[str, Any]:
     return chosen if job.settings.edited_only or job.request.is_text else {}
 
 
+def check_init(job: Job, known: Statistics | None = None) -> None:
+    """Refuse, before the passes, initial weights that do not fit the layers that these read."""
+    module = job.model.module
+    read = select(module, **layer_choice(job)).names if known is None else list(known.layers)
+    edited = expected_layers(module, job.recipe, known)
+    vectors = task_vectors(module, job.init, covered(module, job.init, read, edited))
+    if job.settings.check_init and job.init != "zero":
+        check_origin(vectors.pairs(edited))
+
+
 def gather(job: Job, known: Statistics | None = None, kept: Kept | None = None) -> Gathered:
     """One pass over the data, less what is kept of it; with the statistics of everything, over what is forgotten."""
+    check_init(job, known)
     module, request, seed = job.model.module, job.request, job.recipe.seed
     choice, needed = layer_choice(job), {**needed_of(job.recipe), "mask": request.mask}
 
