@@ -13,7 +13,7 @@ from unmerge.errors import DataError, listing
 
 # What layers and models raise themselves; subclasses of these mean memory, another process, or something of the user's.
 KINDS = (RuntimeError, ValueError, TypeError, IndexError, AssertionError)
-_MACHINE = re.compile(r"out of memory|allocate memory|CUDA|cuDNN|CUBLAS|HIP|NCCL")  # not of the inputs either
+_MACHINE = re.compile(r"(?i)out of memory|allocate memory|cuda|cudnn|cublas|\bhip\b|nccl")  # not of the inputs either
 _LONGEST = 400  # characters of what a model says
 
 

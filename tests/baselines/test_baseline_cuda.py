@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from language import byte_tokenizer, questions, tiny_llama
 from unmerge.baselines import METHODS, salun
+from unmerge.baselines.language import METHODS as LANGUAGE_METHODS
 from unmerge.baselines.saliency import saliency_masks
 from unmerge.baselines.samples import gather
 from unmerge.baselines.training import Training
 from unmerge.bench.digits import load_digits, train
+from unmerge.evaluation.language import encode, padded
 from unmerge.fingerprint import fingerprint, state_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -59,3 +62,16 @@ def test_masked_weights_are_bit_identical(request_on_gpu):
     ]
     # Gradients of two passes may differ in a last bit and move an entry over the edge of the mask.
     assert min(same) > 0.99
+
+
+@pytest.mark.parametrize("name", LANGUAGE_METHODS)
+def test_a_seed_gives_the_same_language_model_at_every_run(name):
+    model = tiny_llama(layers=2).cuda()
+    tokenizer = byte_tokenizer()
+    pools = [
+        [padded(encode(tokenizer, [(entry.question, entry.answer) for entry in questions(24, about=about)]))]
+        for about in ("author", "writer")
+    ]
+    options = {"layer": 1} if name == "rmu" else {}
+    first, second = (LANGUAGE_METHODS[name](model, *pools, lr=1e-3, epochs=3, **options) for _ in range(2))
+    assert fingerprint(state_of(first)) == fingerprint(state_of(second)) != fingerprint(state_of(model))

@@ -12,6 +12,7 @@ import torch
 
 from language import byte_tokenizer, questions, tiny_llama
 from unmerge.bench import tofu, tofu_data, tofu_explore, tofu_methods, tofu_models, tofu_names
+from unmerge.bench.options import tables_folder
 from unmerge.errors import DataError, FileError
 from unmerge.evaluation.language import Question, ask
 
@@ -87,11 +88,28 @@ def test_baselines_are_repeated_with_other_seeds_and_averaged(monkeypatch: pytes
     npo, options = "NPO lr x300", ["--rates", "300", "--repeats", "2"]
     summary = run(monkeypatch, place, *options, "--only", npo, "lda by author")["tables"]["summary"]
     rows = {name: {key: figure["value"] for key, figure in row.items()} for name, row in summary["rows"].items()}
-    assert list(rows)[3:] == [npo, f"{npo}, seed 1", "lda by author", f"{npo}, mean of 2 seeds"]
+    assert list(rows)[3:] == [npo, f"{npo}, seed 1", "lda by author", f"{npo}, mean of seeds"]
     for figure in ("forget prob.", "retain prob.", "seconds"):
-        first, second, mean = (rows[name][figure] for name in (npo, f"{npo}, seed 1", f"{npo}, mean of 2 seeds"))
+        first, second, mean = (rows[name][figure] for name in (npo, f"{npo}, seed 1", f"{npo}, mean of seeds"))
         assert first != second
         assert mean == pytest.approx((first + second) / 2)
+    later = run(monkeypatch, place, *options, "--repeats", "3", "--only", f"{npo}, seed 1", f"{npo}, seed 2")
+    assert list(later["tables"]["summary"]["rows"])[3:] == [f"{npo}, seed 1", f"{npo}, seed 2", f"{npo}, mean of seeds"]
+
+
+@pytest.mark.parametrize("option", ["--repeats", "--limit"])
+def test_a_number_of_times_is_one_or_more(
+    option: str, monkeypatch: pytest.MonkeyPatch, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        run(monkeypatch, place, option, "0")
+    assert "0 is not a number of times: expected 1 or more" in capsys.readouterr().err
+
+
+def test_tables_of_a_trial_do_not_take_the_place_of_results() -> None:
+    options = tofu._parser().parse_args(["--data", "texts", "--limit", "6"])
+    assert tables_folder(options, "tofu", trial=True) == Path(".bench/tofu/trial")
+    assert tables_folder(options, "tofu", trial=False) == Path("results/tofu")
 
 
 def test_the_grid_is_explored_by_parts_of_names(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:

@@ -3,12 +3,13 @@
     python -m unmerge.bench.cifar100 --data DIR --task trees --fast          # one GPU
     python -m unmerge.bench.cifar100 --data DIR --task class:dolphin --fast --floor
     python -m unmerge.bench.cifar100 --data DIR --task trees --ablate rank lambda
-    python -m unmerge.bench.cifar100 --data DIR --task trees --seed 1 --reference 0   # against seed 0's retraining
+    python -m unmerge.bench.cifar100 --data DIR --task trees --seed 2 --reference 0   # against seed 0's retraining
     python -m unmerge.bench.cifar100 --data DIR --task trees --device cpu --network tiny --subset 20 --epochs 2
 
 A task is a superclass (trees, aquatic, vehicles, superclass:NAME), classes (class:NAME, several with +), "coherent"
 (half of the images of the trees) or "random" (2,500 images). Networks and answers are kept in --cache after each stage,
-so that a run goes on where it stopped and a reference is trained once. Writes TASK-INIT-SEED.json and .md in --out.
+so that a run goes on where it stopped and a reference is trained once. Writes TASK-INIT-SEED.json and .md in --out
+(SEED-by-REFERENCE where the retrained model has another seed).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from unmerge.bench.ablations import ABLATIONS, ablated, inits
 from unmerge.bench.caching import short_checksum
 from unmerge.bench.images import Images
 from unmerge.bench.networks import cifar_resnet, load_trunk, packaged_trunk
-from unmerge.bench.options import table_parser
+from unmerge.bench.options import positive, table_parser, tables_folder
 from unmerge.bench.tasks import Task, task_of
 from unmerge.bench.training import SCHEDULES, train
 from unmerge.errors import DataError, UnmergeWarning, suggest
@@ -49,17 +50,18 @@ def main() -> None:
     options = _parser().parse_args()
     torch.backends.cudnn.benchmark = True
     data = cifar_data.load(options.data).to(options.device)
-    if options.subset:
-        data = _first_of_each_class(data, options.subset)
+    if options.subset is not None:
+        data = data.first(options.subset)
     bench = Benchmark(options, data)
     found = bench.run()
-    name = f"{options.task.replace(':', '-')}-{options.init}-{options.seed}"
-    write_json(options.out / f"{name}.json", found.to_dict())
-    found.to_markdown(options.out / f"{name}.md")
+    out = tables_folder(options, "cifar100", trial=options.subset is not None or options.network == "tiny")
+    name = f"{bench.task}-{options.init}-{bench.seeds}"
+    write_json(out / f"{name}.json", found.to_dict())
+    found.to_markdown(out / f"{name}.md")
     print(found["summary"])
     if "paper" in found.tables:
         print(found["paper"])
-    print(f"\nwritten: {options.out / name}.json and .md")
+    print(f"\nwritten: {out / name}.json and .md")
 
 
 class Benchmark:
@@ -69,7 +71,14 @@ class Benchmark:
         self.options, self.data = options, data
         schedule = SCHEDULES[options.init, options.fast]
         self.schedule = replace(schedule, epochs=options.epochs or schedule.epochs)
+        self.task = options.task.replace(":", "-")
         self.reference = options.seed if options.reference is None else options.reference
+        self.seeds = str(options.seed) if self.reference == options.seed else f"{options.seed}-by-{self.reference}"
+        if options.init == "zero" and options.seed == _retraining_seed(self.reference):
+            raise DataError(
+                f"--seed {options.seed} starts from the weights that the retraining of --reference {self.reference} "
+                "started from, so that they would be no strangers. Take another seed."
+            )
         kept = f"{options.network}-{options.init}-{self.schedule.epochs}-{options.subset or 'all'}"
         self.trunk = load_weights(options.checkpoint or packaged_trunk()) if options.init == "pretrained" else {}
         self.folder = Path(options.cache) / f"{kept}-{short_checksum(self.trunk, vars(self.schedule))}"
@@ -89,11 +98,12 @@ class Benchmark:
 
         def reference(name: str, offset: int) -> Outputs:
             """What retraining answers; it is trained only where its answers are not kept."""
-            network = f"retrained-{self._task}-{self.reference + offset}"
-            seed = self.reference + offset + 1
-            return self._outputs(
-                name, lambda: self._network(network, retain, seed, self.reference), task, self.reference
-            )
+            network = f"retrained-{self.task}-{self.reference + offset}"
+            seed = _retraining_seed(self.reference + offset)
+            path = self.folder / f"{self.task}-{self.reference}" / f"{name}.safetensors"
+            if not path.is_file():
+                self._answer(self._network(network, retain, seed, self.reference), task, name, path)
+            return Outputs.load(path)
 
         answers = reference("retrained", 0)
         floor = reference("retrained again", 100) if self.options.floor else None
@@ -103,7 +113,7 @@ class Benchmark:
         seconds: dict[str, float] = {}
         chosen = dict(comparison.methods(task, seed=self.options.seed, published=True))
         for ablation in self.options.ablate:
-            chosen |= dict(inits(task, self._stranger()) if ablation == "init" else ablated(task, ablation))
+            chosen |= dict(inits(task, self._stranger) if ablation == "init" else ablated(task, ablation))
         if self.options.only:
             unknown = [name for name in self.options.only if name not in chosen]
             if unknown:
@@ -137,14 +147,11 @@ class Benchmark:
             "reference": self.reference,
             "network": self.options.network,
             "schedule": vars(self.schedule),
+            "subset": self.options.subset,
             "versions": {"unmerge": __version__, "torch": torch.__version__, "python": platform.python_version()},
             "device": torch.cuda.get_device_name() if self.options.device.startswith("cuda") else platform.processor(),
         }
         return replace(evaluation, tables=tables, settings=settings)
-
-    @property
-    def _task(self) -> str:
-        return self.options.task.replace(":", "-")
 
     def _request(self) -> tuple[Tensor, tuple[int, ...]]:
         """Which training images are forgotten, and the classes that go with them."""
@@ -190,36 +197,33 @@ class Benchmark:
         print(f"{name}: trained in {time.perf_counter() - start:.0f} s", flush=True)
         return model
 
-    def _outputs(self, name: str, make: Callable[[], nn.Module], task: Task, seed: int) -> Outputs:
-        path = self.folder / f"{self._task}-{seed}" / f"{name}.safetensors"
-        if not path.is_file():
-            found = outputs(make(), task.splits, keep_features=FEATURES, forward=task.forward, name=name)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            found.save(path, half=True)
-        return Outputs.load(path)
+    def _answer(self, model: nn.Module, task: Task, name: str, path: Path) -> None:
+        """Keep what a model answers to all splits."""
+        found = outputs(model, task.splits, keep_features=FEATURES, forward=task.forward, name=name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        found.save(path, half=True)
 
     def _timed_outputs(self, name: str, make: Callable[[], nn.Module], task: Task) -> tuple[Outputs, float]:
-        own = self.options.seed
-        record = self.folder / f"{self._task}-{own}" / f"{name}.json"
-        if not record.is_file():
+        """A row's answers and the seconds that it took to make, which are kept together."""
+        path = self.folder / f"{self.task}-{self.seeds}" / f"{name}.safetensors"
+        record = path.with_name(f"{name}.json")
+        if not (path.is_file() and record.is_file()):
             start = time.perf_counter()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UnmergeWarning)
                 model = make()
+            if self.options.device.startswith("cuda"):
+                torch.cuda.synchronize()
             seconds = time.perf_counter() - start
-            self._outputs(name, lambda: model, task, own)
+            self._answer(model, task, name, path)
             write_json(record, {"seconds": seconds})
             print(f"{name}: {seconds:.2f} s", flush=True)
-        return self._outputs(name, make, task, own), json.loads(record.read_text())["seconds"]
+        return Outputs.load(path), json.loads(record.read_text())["seconds"]
 
 
-def _first_of_each_class(data: cifar_data.Cifar100, count: int) -> cifar_data.Cifar100:
-    def part(images: Images) -> Images:
-        order = images.labels.argsort(stable=True)
-        place = torch.arange(len(order), device=order.device) % (len(order) // len(data.classes))
-        return images.where(order[place < count].sort().values)
-
-    return replace(data, train=part(data.train), test=part(data.test))
+def _retraining_seed(seed: int) -> int:
+    """The seed that the retrained model of a seed is trained with: not that of the fine-tuned one."""
+    return seed + 1
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -235,9 +239,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--reference", type=int, help="seed of the retrained model (default: that of --seed)")
     parser.add_argument("--network", choices=["tiny", "resnet18", "resnet50"], default="resnet50")
     parser.add_argument("--fast", action="store_true", help="30 epochs instead of the paper's 100 (15 for 50)")
-    parser.add_argument("--epochs", type=int, help="of training, in place of the schedule's")
+    parser.add_argument("--epochs", type=positive, help="of training, in place of the schedule's")
     parser.add_argument("--ablate", nargs="+", choices=[*ABLATIONS, "init"], default=[], help="further rows")
-    parser.add_argument("--subset", type=int, help="only the first images of each class, to try things out")
+    parser.add_argument("--subset", type=positive, help="only the first images of each class, to try things out")
     return parser
 
 

@@ -20,6 +20,7 @@ from unmerge.evaluation import Column, Evaluation, Figure, Table, evaluate
 from unmerge.measures import accuracy
 from unmerge.recipe import Recipe
 
+Cell = Callable[[str], Recipe]  # a configuration, by the variant's name
 RATES = (1.0, 10.0, 100.0)  # times the paper's learning rate
 ALL_AXES = ("accuracy", "entanglement", "membership", "fidelity", "decodability", "relearning", "calibration")
 FAST_AXES = ("accuracy", "entanglement", "fidelity", "decodability")
@@ -90,8 +91,7 @@ def methods(
     for variant in ("pca", "cav-kmeans", "cav-class"):
         if variant == "cav-class" and len(task.classes) == 1:
             continue  # a single class is the mean of its own pool: the paper's basis is empty
-        start = "zero" if task.init == "zero" else "pretrained"
-        recipe = Recipe.paper(variant, start).but(alpha=None)
+        recipe = paper_cell(task)(variant)
         if not published:
             recipe = recipe.but(skip_layers="auto")
 
@@ -106,6 +106,12 @@ def methods(
         ("unmerge, no row removed", Recipe(head="edit")),
     ):
         yield name, partial(edited, task, recipe)
+
+
+def paper_cell(task: Task) -> Cell:
+    """The paper's configurations for the initial weights of a task, with alpha left open."""
+    start = "zero" if task.init == "zero" else "pretrained"
+    return lambda variant: Recipe.paper(variant, start).but(alpha=None)
 
 
 def edited(

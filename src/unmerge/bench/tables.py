@@ -1,4 +1,4 @@
-"""Puts the tables of results/ into README.md and docs/: no figure there is typed by hand.
+"""Puts the tables of results/ into README.md and docs/: no table there is typed by hand.
 
     python -m unmerge.bench.tables            # rewrites the blocks
     python -m unmerge.bench.tables --check    # fails where a block differs from its results

@@ -35,7 +35,7 @@ from unmerge import __version__
 from unmerge.baselines.language import LanguageTraining
 from unmerge.bench import tofu_data, tofu_models
 from unmerge.bench.caching import short_checksum
-from unmerge.bench.options import table_parser
+from unmerge.bench.options import positive, table_parser, tables_folder
 from unmerge.bench.tofu_explore import cells, explored
 from unmerge.bench.tofu_methods import Made, Request, methods, warm_up
 from unmerge.bench.tofu_tables import AGAIN, BASE, FINE_TUNED, RETRAINED, original, tables
@@ -53,10 +53,11 @@ def main() -> None:
     bench = Benchmark(options, tofu_data.load(options.data, options.split, options.limit))
     found = bench.explore() if options.explore else bench.run()
     name = f"{options.split}-{options.seed}" + ("-explore" if options.explore else "")
-    write_json(options.out / f"{name}.json", found.to_dict())
-    found.to_markdown(options.out / f"{name}.md")
+    out = tables_folder(options, "tofu", trial=options.limit is not None)
+    write_json(out / f"{name}.json", found.to_dict())
+    found.to_markdown(out / f"{name}.md")
     print(next(iter(found.tables.values())))
-    print(f"\nwritten: {options.out / name}.json and .md")
+    print(f"\nwritten: {out / name}.json and .md")
 
 
 class Benchmark:
@@ -110,8 +111,8 @@ class Benchmark:
         request = self._request()
         anchors = {RETRAINED: self._retrained, FINE_TUNED: lambda: request.model}
         folder, only = self.answers / "cells", self.options.only or ()
-        cells = explored(request, self.tokenizer, self.data.splits, anchors, folder, only)
-        return Evaluation({"cells": cells}, {}, self._settings(request))
+        table = explored(request, self.tokenizer, self.data.splits, anchors, folder, only)
+        return Evaluation({"cells": table}, {}, self._settings(request))
 
     def _request(self) -> Request:
         # All questions are the same for every split, unless only some of each file are taken.
@@ -154,7 +155,7 @@ class Benchmark:
         """What a row's model says and how it was made, from the cache where it was there before."""
         path = self.answers / f"{_slug(name)}.safetensors"
         record = path.with_suffix(".json")
-        if not record.is_file():
+        if not (path.is_file() and record.is_file()):
             with _quietly():
                 made = make()
             options = {"new_tokens": self.options.new_tokens, "what": name}
@@ -183,6 +184,7 @@ class Benchmark:
             "split": self.options.split,
             "seed": self.options.seed,
             "limit": self.options.limit,
+            "repeats": self.options.repeats,
             "model": self.folder.name,
             "training": vars(self.training),
             "new_tokens": self.options.new_tokens,
@@ -214,12 +216,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--rates", nargs="+", type=float, default=[1.0, 5.0], help="baselines: times their rate of 1e-5"
     )
-    parser.add_argument("--repeats", type=int, default=1, help="trainings of each baseline, with a seed each")
+    parser.add_argument("--repeats", type=positive, default=1, help="trainings of each baseline, with a seed each")
     parser.add_argument("--epochs", type=int, default=10, help="of fine-tuning (default: 10)")
     parser.add_argument("--lr", type=float, default=1e-4, help="of fine-tuning (default: 1e-4)")
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--new-tokens", type=int, default=200, help="of each generated answer (default: 200)")
-    parser.add_argument("--limit", type=int, help="only so many questions of each file, to try things out")
+    parser.add_argument("--limit", type=positive, help="only so many questions of each file, to try things out")
     return parser
 
 

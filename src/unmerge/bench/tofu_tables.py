@@ -15,6 +15,7 @@ from unmerge.evaluation.language.tofu import UTILITY
 RETRAINED, AGAIN, BASE, FINE_TUNED = "retrained", "retrained again", "base", "fine-tuned"
 ANCHORS = (RETRAINED, AGAIN, BASE, FINE_TUNED)
 _REPEATED = re.compile(r", seed \d+$")
+_MEAN = ", mean of seeds"
 
 SUMMARY = {
     "forget_quality": Column("forget quality", "higher", 4),
@@ -50,10 +51,14 @@ def tables(metrics: Mapping[str, Mapping[str, Metric]], records: Mapping[str, Ma
     for name, found in metrics.items():
         figures[name] = {key: metric.value for key, metric in found.items()}
         figures[name] |= {key: float(value) for key, value in records[name].items() if isinstance(value, (int, float))}
-        if figures[name].get("forget_quality", 0) > 0:
-            figures[name]["log_forget_quality"] = math.log10(figures[name]["forget_quality"])
-    figures |= _means(figures)
-    return {title: _table(title, columns, figures) for title, columns in {"summary": SUMMARY, **OTHERS}.items()}
+    means = _means(figures)
+    figures |= means
+    for own in figures.values():
+        if own.get("forget_quality", 0) > 0:
+            own["log_forget_quality"] = math.log10(own["forget_quality"])
+    # Of a row with repetitions its mean competes: the best of several trainings is none.
+    single = [name for name in figures if f"{original(name)}{_MEAN}" in means]
+    return {title: _table(title, columns, figures, single) for title, columns in {"summary": SUMMARY, **OTHERS}.items()}
 
 
 def repeated(name: str, seed: int) -> str:
@@ -67,25 +72,27 @@ def original(name: str) -> str:
 
 
 def _means(figures: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    """The mean of each row and its repetitions, where it has any."""
+    """The mean over each row and its repetitions, where it has any."""
     rows: dict[str, list[str]] = {}
     for name in figures:
         rows.setdefault(original(name), []).append(name)
     return {
-        f"{first}, mean of {len(names)} seeds": {
+        f"{first}{_MEAN}": {
             key: fmean(figures[name][key] for name in names)
-            for key in figures[first]
+            for key in figures[names[0]]
             if all(key in figures[name] for name in names)
         }
         for first, names in rows.items()
-        if len(names) > 1 and first in figures
+        if len(names) > 1
     }
 
 
-def _table(title: str, columns: Mapping[str, Column], figures: Mapping[str, Mapping[str, float]]) -> Table:
+def _table(
+    title: str, columns: Mapping[str, Column], figures: Mapping[str, Mapping[str, float]], single: list[str]
+) -> Table:
     cells = {
         name: {column.label: Figure(found[key]) for key, column in columns.items() if key in found}
         for name, found in figures.items()
     }
-    anchors = [name for name in ANCHORS if name in cells]
+    anchors = [name for name in ANCHORS if name in cells] + single
     return Table(title, list(columns.values()), cells, anchors, RETRAINED if RETRAINED in cells else None)

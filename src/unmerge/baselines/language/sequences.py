@@ -25,9 +25,6 @@ class TokenBatch:
     columns: Tensor
     targets: Tensor  # the next tokens at those positions
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
 
 @dataclass(frozen=True)
 class Sequences:
