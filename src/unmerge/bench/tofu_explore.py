@@ -23,7 +23,7 @@ from unmerge.evaluation.language.tofu import UTILITY, harmonic_mean
 from unmerge.files import write_json
 from unmerge.recipe import Recipe
 
-STRENGTHS = (0.4, 0.55, 0.7, 1.0)  # times the alpha that the forget set asks for
+STRENGTHS = (0.4, 0.475, 0.55, 0.7, 1.0)  # times the alpha that the forget set asks for
 COLUMNS = [
     Column("forget quality", "higher", 4),
     Column("utility of six", "higher", 4),
