@@ -55,7 +55,8 @@ def train(
     on_gpu = device.type == "cuda"
     settings: dict[str, Any] = {"momentum": 0.9, "weight_decay": weight_decay, "nesterov": True, "fused": on_gpu}
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, **settings)
-    batches = max(1, len(data) // batch_size)
+    batch_size = min(batch_size, len(data))
+    batches = len(data) // batch_size
     rates: torch.optim.lr_scheduler.LRScheduler
     if schedule == "cosine":
         rates = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * batches)
