@@ -68,8 +68,11 @@ def fit(
     evidence, verdict, read = Evidence(), None, []
     with as_collected(model, None if sources.given is None else sources.given.weights) as edits_set_aside:
         clock = Clock(device_of(model))
-        expected = expected_layers(model, recipe, sources.given)
-        start = _start(model, init, expected, recipe, check_init)  # what is wrong with it is told before the passes
+        start: TaskVectors | None = None
+        expected = list[str]()
+        if init != "zero" and classes is None:  # what is wrong with it is told before the passes
+            expected = expected_layers(model, recipe, sources.given)
+            start = _start(model, init, expected, recipe, check_init)
         parts, plan = parts_of(model, sources, recipe, memory, with_verdict=on_verdict != "ignore")
         for part in parts:
             with clock("statistics"):
@@ -77,7 +80,9 @@ def fit(
             if task_vectors is None and request.statistics.layers:
                 recipe = request.settled(recipe)
                 names = list(part.names) or request.layers(model, recipe)
-                task_vectors = start if names == expected else _start(model, init, names, recipe, check_init)
+                if start is None or names != expected:
+                    start = _start(model, init, names, recipe, check_init)
+                task_vectors = start
                 unchanged = [] if init == "zero" else _unchanged(model, names, task_vectors, request, recipe)
                 names = [name for name in names if name not in unchanged]
             here = [name for name in names if name in request.statistics.layers]
