@@ -96,6 +96,14 @@ def test_markdown_parses_back(layout: str, shape: tuple[int, int]) -> None:
     assert "**48.00** ±8.00" in [cell for line in cells for cell in line]
 
 
+def test_the_sign_of_intervals_is_explained_where_there_are_some() -> None:
+    assert "± half of a 95 % bootstrap interval." in example().to_markdown()
+    bare = Evaluation({"t": Table("t", [Column("ToW", "higher", 4)], {"edited": {"ToW": Figure(0.9)}})}, {}, {})
+    for shown in (bare.to_markdown(), str(bare)):
+        assert "↑ higher" in shown
+        assert "±" not in shown
+
+
 def test_latex_escapes_and_has_as_many_cells() -> None:
     source = example().to_latex()
     body = [line for line in source.splitlines() if line.endswith(r"\\")]
