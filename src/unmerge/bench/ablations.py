@@ -8,12 +8,13 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from unmerge.bench.comparison import Cell, edited, paper_cell
+from unmerge.bench.comparison import edited, paper_cell
 from unmerge.bench.tasks import Task
 from unmerge.initial import Init
 from unmerge.recipe import Recipe
 
 Rows = Iterator[tuple[str, Recipe]]
+Cell = Callable[[str], Recipe]  # the paper's configuration of a variant
 
 
 def _terms(cell: Cell) -> Rows:
@@ -72,7 +73,7 @@ def inits(task: Task, wrong: Callable[[], Mapping[str, Tensor]]) -> Iterator[tup
     starts: dict[str, Callable[[], Init]] = {"zero": lambda: "zero", "wrong": wrong}
     if task.init != "zero":
         starts = {"true": lambda: task.init, **starts}
-    recipes = {"default": Recipe(), "cav-kmeans": paper_cell(task)("cav-kmeans")}
+    recipes = {"default": Recipe(), "cav-kmeans": paper_cell(task, "cav-kmeans")}
     for name, start in starts.items():
         for variant, recipe in recipes.items():
 
@@ -84,7 +85,7 @@ def inits(task: Task, wrong: Callable[[], Mapping[str, Tensor]]) -> Iterator[tup
 
 def ablated(task: Task, name: str) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
     """Name and maker of each row of an ablation."""
-    for row, recipe in ABLATIONS[name](paper_cell(task)):
+    for row, recipe in ABLATIONS[name](partial(paper_cell, task)):
         yield f"{name}: {row}", partial(_made, task, recipe)
 
 

@@ -77,7 +77,7 @@ class Benchmark:
         if options.init == "zero" and options.seed == _retraining_seed(self.reference):
             raise DataError(
                 f"--seed {options.seed} starts from the weights that the retraining of --reference {self.reference} "
-                "started from, so that they would be no strangers. Take another seed."
+                f"started from, so the two would be alike. Type another, such as --seed {options.seed + 1}."
             )
         kept = f"{options.network}-{options.init}-{self.schedule.epochs}-{options.subset or 'all'}"
         self.trunk = load_weights(options.checkpoint or packaged_trunk()) if options.init == "pretrained" else {}

@@ -20,7 +20,6 @@ from unmerge.evaluation import Column, Evaluation, Figure, Table, evaluate
 from unmerge.measures import accuracy
 from unmerge.recipe import Recipe
 
-Cell = Callable[[str], Recipe]  # a configuration, by the variant's name
 RATES = (1.0, 10.0, 100.0)  # times the paper's learning rate
 ALL_AXES = ("accuracy", "entanglement", "membership", "fidelity", "decodability", "relearning", "calibration")
 FAST_AXES = ("accuracy", "entanglement", "fidelity", "decodability")
@@ -91,7 +90,7 @@ def methods(
     for variant in ("pca", "cav-kmeans", "cav-class"):
         if variant == "cav-class" and len(task.classes) == 1:
             continue  # a single class is the mean of its own pool: the paper's basis is empty
-        recipe = paper_cell(task)(variant)
+        recipe = paper_cell(task, variant)
         if not published:
             recipe = recipe.but(skip_layers="auto")
 
@@ -108,10 +107,9 @@ def methods(
         yield name, partial(edited, task, recipe)
 
 
-def paper_cell(task: Task) -> Cell:
-    """The paper's configurations for the initial weights of a task, with alpha left open."""
-    start = "zero" if task.init == "zero" else "pretrained"
-    return lambda variant: Recipe.paper(variant, start).but(alpha=None)
+def paper_cell(task: Task, variant: str) -> Recipe:
+    """The paper's configuration of a variant for the initial weights of a task, with alpha left open."""
+    return Recipe.paper(variant, "zero" if task.init == "zero" else "pretrained").but(alpha=None)
 
 
 def edited(
