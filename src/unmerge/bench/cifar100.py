@@ -192,7 +192,7 @@ class Benchmark:
             return model.eval()
         start = time.perf_counter()
         settings = vars(self.schedule)
-        train(model, images, seed=seed, compiled=self.options.compile, what=name, **settings)
+        train(model, images, seed=seed, what=name, **settings)
         write_weights(path, model.state_dict())
         print(f"{name}: trained in {time.perf_counter() - start:.0f} s", flush=True)
         return model
@@ -240,7 +240,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--network", choices=["tiny", "resnet18", "resnet50"], default="resnet50")
     parser.add_argument("--fast", action="store_true", help="30 epochs instead of the paper's 100 (15 for 50)")
     parser.add_argument("--epochs", type=positive, help="of training, in place of the schedule's")
-    parser.add_argument("--compile", action="store_true", help="train with torch.compile (needs a C compiler)")
     parser.add_argument("--ablate", nargs="+", choices=[*ABLATIONS, "init"], default=[], help="further rows")
     parser.add_argument("--subset", type=positive, help="only the first images of each class, to try things out")
     return parser

@@ -44,13 +44,11 @@ def train(
     batch_size: int = 256,
     weight_decay: float = 5e-4,
     schedule: str = "one-cycle",
-    compiled: bool = False,
     what: str = "training",
 ) -> nn.Module:
     """The model itself, trained in place with SGD; in evaluation mode.
 
     schedule: "one-cycle" for few epochs, or the paper's "cosine".
-    compiled: with torch.compile, which takes a minute first and needs a C compiler.
     """
     device = data.images.device
     torch.manual_seed(seed)
@@ -67,9 +65,7 @@ def train(
     padded = nn.functional.pad(data.images, (_PADDING,) * 4)
     model.train()
     logits_of_batch: Callable[..., Any] = _Logits(model)
-    if compiled:
-        logits_of_batch = torch.compile(logits_of_batch, dynamic=False)
-    elif on_gpu:
+    if on_gpu:
         some = augmented(padded, torch.arange(batch_size, device=device) % len(data), data.images.shape[-1])
         # A step of small kernels is bound by their launches, which a recorded graph makes in one.
         logits_of_batch = torch.cuda.make_graphed_callables(logits_of_batch, (some,))
