@@ -50,8 +50,8 @@ def several(tmp_path: Path) -> Path:
         ("wolf", {"mask": (0.8, 1.0), "unmerge": (1.0, 2.0), "paper": (0.5, 9.0)}),
     ):
         rows = {row: {"ToW": Figure(first, 0.1, 0.2), "KL": Figure(second)} for row, (first, second) in cells.items()}
-        summary = Table("summary", columns, rows)
-        Evaluation({"summary": summary}, {}, {}).to_json(tmp_path / f"{name}-zero.json")
+        found = {title: Table(title, shown, rows) for title, shown in (("summary", columns), ("fidelity", columns[1:]))}
+        Evaluation(found, {}, {}).to_json(tmp_path / f"{name}-zero.json")
     return tmp_path
 
 
@@ -76,6 +76,11 @@ def test_a_row_of_several_results_has_their_mean_and_deviation_below(several: Pa
     for name in ("*-zero@nobody", "*-pretrained"):
         with pytest.raises(FileError, match="a page shows"):
             tables.table(name, several)
+
+
+def test_several_results_may_show_another_table_than_their_summary(several: Path) -> None:
+    assert tables.table("*-zero:fidelity", several).splitlines()[2:4] == ["| mask | 1.5 |", "| unmerge | 1.5 |"]
+    assert tables.table("*-zero:fidelity@paper", several).splitlines()[2] == "| wolf | 9.0 |"
 
 
 def test_a_missing_result_is_named(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@
 
 A block stands between `<!-- results:NAME -->` and `<!-- /results -->`. NAME is a file of results/ without its suffix:
 the summary table of an evaluation (digits, cifar100/trees-zero-0), or "NAME:TABLE" for another of its tables. Of many
-files (cifar100/*-zero-0) it is the mean of every row that all of them have, or with "NAME@ROW" that row of each, its
-mean and its standard deviation.
+files (cifar100/*-zero-0) it is the mean of every row that all of them have, or with "@ROW" behind it that row of each,
+its mean and its standard deviation.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ def rendered(text: str, results: Path) -> str:
 
 def table(name: str, results: Path) -> str:
     """One table of an evaluation, or over several, as Markdown."""
-    several, _, row = name.partition("@")
-    if "*" in several:
-        summaries = _summaries(several, results)
-        return _lines(_each(summaries, row) if row else _means(summaries))
-    file, _, title = name.partition(":")
+    source, _, row = name.partition("@")
+    file, _, title = source.partition(":")
+    if "*" in file:
+        tables = _tables(file, title or "summary", results)
+        return _lines(_each(tables, row) if row else _means(tables))
     path = results / f"{file}.json"
     if not path.is_file():
         raise FileError(f"a page shows results:{name}, but there is no {path}. Run the benchmark that writes it.")
@@ -64,23 +64,23 @@ def table(name: str, results: Path) -> str:
     return _lines(found[title or "summary"], found.settings)
 
 
-def _means(summaries: Mapping[str, Table]) -> Table:
-    """The mean of every row that all summaries have."""
-    first = next(iter(summaries.values()))
+def _means(tables: Mapping[str, Table]) -> Table:
+    """The mean of every row that all tables have."""
+    first = next(iter(tables.values()))
     cells = {
-        row: _over([summary[row] for summary in summaries.values()], fmean)
+        row: _over([each[row] for each in tables.values()], fmean)
         for row in first.cells
-        if all(row in summary.cells for summary in summaries.values())
+        if all(row in each.cells for each in tables.values())
     }
     return replace(first, cells=cells)
 
 
-def _each(summaries: Mapping[str, Table], row: str) -> Table:
-    """One row of the summaries that have it, under their names, its mean and, of two or more, its deviation."""
-    found = {name: summary[row] for name, summary in summaries.items() if row in summary.cells}
+def _each(tables: Mapping[str, Table], row: str) -> Table:
+    """One row of the tables that have it, under their names, its mean and, of two or more, its deviation."""
+    found = {name: each[row] for name, each in tables.items() if row in each.cells}
     if not found:
-        raise FileError(f"a page shows the row {row!r} of {listing(list(summaries))}, and none of them has it.")
-    first = next(iter(summaries.values()))
+        raise FileError(f"a page shows the row {row!r} of {listing(list(tables))}, and none of them has it.")
+    first = next(iter(tables.values()))
     cells = {name: {label: Figure(figure.value) for label, figure in own.items()} for name, own in found.items()}
     cells["mean"] = _over(list(found.values()), fmean)
     if len(found) > 1:
@@ -94,14 +94,14 @@ def _over(rows: list[dict[str, Figure]], taken: Callable[[list[float]], float]) 
     return {label: Figure(taken([row[label].value for row in rows])) for label in labels}
 
 
-def _summaries(pattern: str, results: Path) -> dict[str, Table]:
-    """The summary of every file that the pattern names, under what its name has in place of the star."""
+def _tables(pattern: str, title: str, results: Path) -> dict[str, Table]:
+    """This table of every file that the pattern names, under what its name has in place of the star."""
     before, _, after = pattern.partition("*")
     files = sorted(results.glob(f"{pattern}.json"))
     if not files:
         raise FileError(f"a page shows results:{pattern}, but there is no such file in {results}.")
     names = [str(path.relative_to(results)).removeprefix(before).removesuffix(f"{after}.json") for path in files]
-    return {name: _read(path)["summary"] for name, path in zip(names, files, strict=True)}
+    return {name: _read(path)[title] for name, path in zip(names, files, strict=True)}
 
 
 def _read(path: Path) -> Evaluation:

@@ -138,11 +138,10 @@ def methods(request: Request, rates: Sequence[float], repeats: int = 1) -> dict[
 
 
 def warm_up(request: Request) -> None:
-    """An edit and a few steps of training on one batch: what a process loads on first use is no method's time."""
-    few = replace(request, forget=request.forget[:1], retain=request.retain[:1])
-    variant = variants(few.blocks)["contrastive 64, mean kept"]
-    fitted(few, variant, collected(few, variant.tokens, variant.recipe.layers))
-    METHODS["npo"](few.model, few.forget, few.retain, epochs=1, seed=few.seed)
+    """An edit, and a few steps of training: what a process does for the first time is no method's time."""
+    variant = variants(request.blocks)["contrastive 64, all blocks"]
+    fitted(request, variant, collected(request, variant.tokens, variant.recipe.layers))
+    METHODS["npo"](request.model, request.forget[:1], request.retain[:1], epochs=1, seed=request.seed)
 
 
 def edited(request: Request, variant: Variant, times: float = 1.0) -> Made:
