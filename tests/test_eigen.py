@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from unmerge.eigen import captured, swept, top_eigenpairs
+from unmerge.eigen import captured, may_be_dense, swept, top_eigenpairs
 
 SIZE = 1200  # above 1024, where a full decomposition is no longer made
 RANK = 24
@@ -98,6 +98,22 @@ def test_the_way_for_a_gpu_finds_the_energy_or_gives_up(name: str, dtype: torch.
     if found is not None:
         assert is_orthonormal(found[1])
         assert energy_share(matrix, found[1], SPECTRA[name]) > 0.9998
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", SPECTRA)
+def test_a_gpu_keeps_the_energy_of_every_spectrum(name: str) -> None:
+    matrix = with_spectrum(SPECTRA[name])
+    vectors = top_eigenpairs(matrix.cuda(), RANK)[1].cpu()
+    assert is_orthonormal(vectors)
+    assert energy_share(matrix, vectors, SPECTRA[name]) > 0.9998
+
+
+def test_a_plan_counts_all_eigenvectors_where_a_gpu_may_find_them() -> None:
+    assert may_be_dense(4096, 16, "cuda")
+    assert not may_be_dense(14336, 16, "cuda")
+    assert not may_be_dense(4096, 16, "cpu")
+    assert may_be_dense(4096, 1025, "cpu")
 
 
 @pytest.mark.parametrize("height", [0.0005, 0.002, 0.004, 0.01])

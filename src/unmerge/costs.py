@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from unmerge.eigen import EXACT_UP_TO, is_iterated
+from unmerge.eigen import EXACT_UP_TO, may_be_dense
 from unmerge.layers import device_of_layer, layer_of, weight_matrix
 from unmerge.recipe import Recipe
 
@@ -161,7 +161,7 @@ class _Layers:
         basis, rank = self._recipe.basis, min(self._recipe.rank, width)
         is_narrow = sketch is not None or width <= max(EXACT_UP_TO.values())
         factor = _WORKING.get(basis, _WORKING_OTHERS) + self._clusters * _CLUSTER.get(basis, 0)
-        if is_narrow or not is_iterated(width, max(rank, self._recipe.retain_rank), self._device):
+        if is_narrow or may_be_dense(width, max(rank, self._recipe.retain_rank), self._device):
             factor = max(factor, _WORKING_DENSE)
         judging = square * (_VERDICT_NARROW if is_narrow else _VERDICT) + _KRYLOV * width
         working = square * factor + (_KRYLOV + _DIRECTION * rank) * width

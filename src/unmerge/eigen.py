@@ -14,6 +14,7 @@ from unmerge.products import full_precision
 
 EXACT_UP_TO = {"cpu": 1024, "cuda": 256}  # above, iterating is several times faster
 _FOR_EACH = {"cpu": 4, "cuda": 32}  # features for each direction that is asked for, from which on it is
+_SWEPT_ONLY = 5120  # width up to which a GPU finds all eigenvectors sooner than Krylov blocks of a flat spectrum
 _TOLERANCE = 3e-5  # share of the captured energy still to be gained at which the iteration stops
 _LOOKS = frozenset({1, 2, 3, 4, 6, 8, 11, 15})  # steps after which the energy is looked at
 _COLUMNS = 480  # of the Krylov basis before a restart
@@ -47,8 +48,10 @@ def top_eigenpairs(
         return like.new_zeros(0, dtype=torch.float64), like.new_zeros(size, 0, dtype=torch.float64)
     with full_precision():
         if is_iterated(size, rank, like.device.type):
-            found = swept(multiply, rank, like, start) if like.is_cuda and most is None else None
-            found = found or _iterated(multiply, rank, like, start, most, seed)
+            swept_first = like.is_cuda and most is None
+            found = swept(multiply, rank, like, start) if swept_first else None
+            if found is None and not (swept_first and size <= _SWEPT_ONLY):
+                found = _iterated(multiply, rank, like, start, most, seed)
             if found is not None:
                 return found
         values, vectors = torch.linalg.eigh(_dense(matrix, like))
@@ -56,8 +59,13 @@ def top_eigenpairs(
 
 
 def is_iterated(size: int, rank: int, device: str) -> bool:
-    """Whether so many eigenvectors are iterated on a type of device, and not all of them found."""
+    """Whether so many eigenvectors are iterated on a type of device."""
     return size > EXACT_UP_TO.get(device, 1024) and _FOR_EACH.get(device, 4) * rank <= size
+
+
+def may_be_dense(size: int, rank: int, device: str) -> bool:
+    """Whether all eigenvectors may be found on a type of device, which takes memory."""
+    return not is_iterated(size, rank, device) or (device == "cuda" and size <= _SWEPT_ONLY)
 
 
 def _dense(matrix: Tensor | Product, like: Tensor) -> Tensor:
