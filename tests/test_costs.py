@@ -88,14 +88,17 @@ def test_on_the_cpu_the_sums_of_the_pass_that_is_read_are_wider(dtype, more):
     assert elsewhere.counting == elsewhere.settling == 0
 
 
-@pytest.mark.parametrize(("device", "most"), [("cpu", WIDE // 4), ("meta", WIDE // 32)])
 @pytest.mark.parametrize("knob", ["rank", "retain_rank"])
-def test_so_many_directions_that_all_eigenvectors_are_found_take_more(device, most, knob):
-    model = wide_model().to(device)
-    few, many = (
-        costs_of(model, ["1"], {}, Grams(3, 2), RECIPE.but(**{knob: count}))[0].working for count in (most, most + 1)
-    )
+def test_so_many_directions_that_all_eigenvectors_are_found_take_more(knob):
+    model, most = wide_model(), WIDE // 4
+
+    def working(count):
+        return costs_of(model, ["1"], {}, Grams(3, 2), RECIPE.but(**{knob: count}))[0].working
+
+    few, many = working(most), working(most + 1)
     assert many - few > 10 * WIDE**2
+    model.to("meta")  # as a GPU, which may find all of them for few directions too
+    assert working(most) - few > 10 * WIDE**2
 
 
 @pytest.mark.parametrize("ways", ["data", "statistics", "sketches", "mixed"])

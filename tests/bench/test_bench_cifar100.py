@@ -77,7 +77,7 @@ def test_a_network_is_judged_by_the_retraining_of_another_seed(
     assert figures[0]["retrained again"]["KL forget"] == figures[2]["retrained again"]["KL forget"]
     assert figures[0]["un-edited"]["ECE test"] != figures[2]["un-edited"]["ECE test"]
     networks = {path.stem for path in cache.glob("*/*.safetensors")}
-    assert networks == {"finetuned-0", "finetuned-2", "retrained-trees-0", "retrained-trees-100"}
+    assert networks == {"finetuned-0", "finetuned-2", "retrained-trees-0", "retrained-trees-1"}
     rows = {path.parent.name for path in cache.glob("*/*/un-edited.safetensors")}
     assert rows == {"trees-0", "trees-2-by-0"}, "alpha may be chosen with the reference"
 
