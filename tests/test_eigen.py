@@ -110,8 +110,8 @@ def test_a_gpu_keeps_the_energy_of_every_spectrum(name: str) -> None:
 
 
 def test_a_plan_counts_all_eigenvectors_where_a_gpu_may_find_them() -> None:
-    assert may_be_dense(4096, 16, "cuda")
-    assert not may_be_dense(14336, 16, "cuda")
+    assert may_be_dense(2048, 16, "cuda")
+    assert not may_be_dense(2049, 16, "cuda")
     assert not may_be_dense(4096, 16, "cpu")
     assert may_be_dense(4096, 1025, "cpu")
 

@@ -14,7 +14,7 @@ from unmerge.products import full_precision
 
 EXACT_UP_TO = {"cpu": 1024, "cuda": 256}  # above, iterating is several times faster
 _FOR_EACH = {"cpu": 4, "cuda": 32}  # features for each direction that is asked for, from which on it is
-_SWEPT_ONLY = 5120  # width up to which a GPU finds all eigenvectors sooner than Krylov blocks of a flat spectrum
+_DENSE_IF_FLAT = 2048  # width up to which a GPU finds all eigenvectors where sweeps do not settle
 _TOLERANCE = 3e-5  # share of the captured energy still to be gained at which the iteration stops
 _LOOKS = frozenset({1, 2, 3, 4, 6, 8, 11, 15})  # steps after which the energy is looked at
 _COLUMNS = 480  # of the Krylov basis before a restart
@@ -48,9 +48,9 @@ def top_eigenpairs(
         return like.new_zeros(0, dtype=torch.float64), like.new_zeros(size, 0, dtype=torch.float64)
     with full_precision():
         if is_iterated(size, rank, like.device.type):
-            swept_first = like.is_cuda and most is None
-            found = swept(multiply, rank, like, start) if swept_first else None
-            if found is None and not (swept_first and size <= _SWEPT_ONLY):
+            sweeps = like.is_cuda and most is None
+            found = swept(multiply, rank, like, start) if sweeps else None
+            if found is None and not (sweeps and size <= _DENSE_IF_FLAT):
                 found = _iterated(multiply, rank, like, start, most, seed)
             if found is not None:
                 return found
@@ -65,7 +65,7 @@ def is_iterated(size: int, rank: int, device: str) -> bool:
 
 def may_be_dense(size: int, rank: int, device: str) -> bool:
     """Whether all eigenvectors may be found on a type of device, which takes memory."""
-    return not is_iterated(size, rank, device) or (device == "cuda" and size <= _SWEPT_ONLY)
+    return not is_iterated(size, rank, device) or (device == "cuda" and size <= _DENSE_IF_FLAT)
 
 
 def _dense(matrix: Tensor | Product, like: Tensor) -> Tensor:

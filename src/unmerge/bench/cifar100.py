@@ -106,7 +106,7 @@ class Benchmark:
             return Outputs.load(path)
 
         answers = reference("retrained", 0)
-        floor = reference("retrained again", 1) if self.options.floor else None  # which the next seed has as its own
+        floor = reference("retrained again", 1) if self.options.floor else None  # the next seed's
         shares = {name: accuracy(split.logits, split.labels) for name, split in answers.splits.items()}
         task = replace(task, retrained=shares)
         found: dict[str, Outputs] = {}
