@@ -14,6 +14,7 @@ from networks import batched, request
 from unmerge import Edit, Recipe, Statistics, collect, diagnose, fit
 from unmerge.directions import directions
 from unmerge.errors import LayerError
+from unmerge.fitting import rising
 from unmerge.request import Request
 
 
@@ -65,7 +66,8 @@ def test_private_mean_brings_its_own_coefficients_instead_of_a_retain_span() -> 
 
 
 @pytest.mark.parametrize("build", ["mlp", "cnn"])
-def test_blend_is_the_mean_of_the_lda_projection_and_the_private_mean_edit_over_again(build: str) -> None:
+@pytest.mark.parametrize("early", [0.3, 0.0, 1.0])
+def test_blend_is_the_mean_of_the_lda_projection_and_the_private_mean_edit_over_again(build: str, early: float) -> None:
     model, shape = (networks.mlp((6, 8, 5)), (6,)) if build == "mlp" else (networks.cnn(), (3, 6, 6))
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(60, *shape, generator=generator, dtype=torch.float64)
@@ -75,16 +77,16 @@ def test_blend_is_the_mean_of_the_lda_projection_and_the_private_mean_edit_over_
     # Next to no ridge: blend has one for both, relative to the scatter within classes.
     shared = Recipe(skip_layers=0, head="edit", ridge=1e-9, lam=0)
     edits = {
-        basis: fit(model, forget, retain, init="zero", recipe=shared.but(basis=basis))
+        basis: fit(model, forget, retain, init="zero", recipe=shared.but(basis=basis, early_strength=early))
         for basis in ("blend", "lda", "private-mean")
     }
-    assert len(edits["blend"].layers) > 1
-    for name, layer in edits["blend"].layers.items():
-        if name == edits["blend"].head:
-            continue  # see the test below
+    body = [name for name in edits["blend"].layers if name != edits["blend"].head]  # see the test below
+    assert len(body) == (1 if build == "mlp" else 2)
+    for name, strength in zip(body, [1.0] if build == "mlp" else [1 - (1 - early) / 12, 1.0], strict=True):
+        layer = edits["blend"].layers[name]
         parts = [edits[basis].layers.get(name) for basis in ("lda", "private-mean")]
         changes = [part.B @ part.Q.mT for part in parts if part is not None]
-        times = 1.15 if len(changes) == 2 else 1  # one alone is as it is
+        times = strength * (1.15 if len(changes) == 2 else 1)  # one alone is as it is
         assert torch.allclose(layer.B @ layer.Q.mT, times * sum(changes) / len(changes), atol=1e-8), name
         identity = torch.eye(layer.rank, dtype=layer.Q.dtype)
         assert torch.allclose(layer.Q.mT @ layer.Q, identity.expand_as(layer.Q.mT @ layer.Q), atol=1e-6)
@@ -130,11 +132,13 @@ def test_where_no_row_is_removed_the_classifier_has_the_private_mean_edit_and_th
     assert blend.head is not None
     own, once = blend.layers[blend.head], private.layers[blend.head]
     change = once.B @ once.Q.mT
+    assert change[1:].abs().max() > 1e-3
+    change[1:] = 0  # the rows of retained classes are left alone
     assert torch.allclose(own.B @ own.Q.mT, change, atol=1e-9)
     assert own.shift is not None
     assert once.shift is not None
     lost, kept = (statistics[blend.head].moments.mean for statistics in of_no_row_removed(5))
-    lower = once.shift - own.shift
+    lower = once.shift * (torch.arange(5) < 1) - own.shift
     weight = list(classifier(5).parameters())[-2]
     assert lower[0].item() == pytest.approx(times * (weight[0] @ (lost - kept)).item())
     assert lower[0] > 0 or times == 0
@@ -142,6 +146,31 @@ def test_where_no_row_is_removed_the_classifier_has_the_private_mean_edit_and_th
     assert blend.alpha == 1
     assert private.alpha is None
     assert "what their own means give them" in blend.provenance["choices"]["alpha"]
+
+
+def test_blend_grows_over_the_last_twelve_layers() -> None:
+    names = [str(place) for place in range(20)]
+    found = rising(names, "19", Recipe(basis="blend", early_strength=0.4))
+    assert "19" not in found  # the classifier
+    assert [found[name] for name in names[:7]] == pytest.approx([0.4] * 7)
+    assert [found[name] for name in names[6:19]] == pytest.approx([0.4 + 0.05 * step for step in range(13)])
+    assert rising(names, "19", Recipe(basis="lda")) == {}
+
+
+@pytest.mark.parametrize("head", ["auto", "remove"])
+def test_where_rows_are_removed_blend_leaves_the_others_as_they_are(head: str) -> None:
+    model = classifier(5)
+    edits = {
+        basis: fit(model, *some_classes(5), init="zero", recipe=Recipe(skip_layers=0, head=head, basis=basis))
+        for basis in ("blend", "lda")
+    }
+    *_, last = model.children()
+    before = [last.weight[1:].clone(), last.bias[1:].clone()]
+    with edits["blend"].applied(model):
+        assert last.weight[0].eq(0).all()
+        assert all(now[1:].equal(then) for now, then in zip((last.weight, last.bias), before, strict=True))
+    with edits["lda"].applied(model):
+        assert not last.weight[1:].equal(before[0])
 
 
 @pytest.mark.parametrize("forgotten", [(5, 2), (1,), (4, 0, 3)])

@@ -36,3 +36,9 @@ def head_alone(model: nn.Module, request: Request, edited: Container[str], recip
     """The classifier where its rows stay: it has `head_directions`, and the outputs of forgotten classes `fall`."""
     wanted = recipe.basis == "blend" and recipe.head == "edit" and recipe.mean in ("auto", "preserve")
     return request.head(model) if wanted and not obstacle(model, request, edited) else None
+
+
+def loses_rows(model: nn.Module, request: Request, edited: Container[str], recipe: Recipe) -> str | None:
+    """The classifier where the rows of forgotten classes go: `blend` leaves its other rows as they are."""
+    wanted = recipe.basis == "blend" and recipe.head in ("auto", "remove")
+    return request.head(model) if wanted and not obstacle(model, request, edited, recipe.head == "remove") else None

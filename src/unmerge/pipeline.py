@@ -14,7 +14,7 @@ from unmerge.batches import Forward, Mask, device_of
 from unmerge.distributed import agreed, copy_first_, same_everywhere, size, together
 from unmerge.edit import Edit
 from unmerge.errors import DataError, LayerError, RecipeError, listing, reasons, warn
-from unmerge.fitting import Clock, Fitted, fit_layers
+from unmerge.fitting import Clock, Fitted, fit_layers, rising
 from unmerge.gathering import Source
 from unmerge.initial import Init, TaskVectors
 from unmerge.layers import select, tensor_name
@@ -95,7 +95,8 @@ def fit(
             if plan is not None:
                 gc.collect()  # what the passes left in cycles would count beside the linear algebra
             if task_vectors is not None:
-                fit_layers(fitted, model, here, task_vectors, request, recipe, clock)
+                strengths = rising(names, request.head(model), recipe)
+                fit_layers(fitted, model, here, task_vectors, request, recipe, clock, strengths)
             read.append(without_moments(request))
             del request  # before the next part is read
     request = described_together(read)

@@ -129,7 +129,8 @@ def _choices(
         settled = request.settled(recipe)
         several = "without labels the forget set may be several concepts, and one mean is one direction"
         reasons = {
-            "blend": "blend: 1.15 times the mean of lda and private-mean, whose features are nearest to retraining",
+            "blend": "blend: 1.15 times the mean of lda and private-mean, whose features are nearest to retraining, "
+            "growing with depth to all of that in the last layer",
             "lda": "lda: one direction for each label of the forget set",
             "wiener": f"wiener: {several}",
             "contrastive": f"contrastive: {several}",

@@ -124,6 +124,12 @@ class Recipe:
         meaning="how far blend lowers the outputs of forgotten classes where no row of the classifier is removed: "
         "times what their own means give them",
     )
+    early_strength: float = _number(
+        0.3,
+        0,
+        meaning="what part of its edit blend makes twelve and more layers before the last edited one; from there it "
+        "grows evenly to all of it",
+    )
 
     def __new__(cls, *args: Any, **knobs: Any) -> Recipe:
         # Before the generated __init__ sees it, so that a typing error gets the near name.

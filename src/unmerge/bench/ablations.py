@@ -52,6 +52,11 @@ def _strength(_: Cell) -> Rows:
         yield f"default, alpha {alpha:g}", Recipe(alpha=alpha)
 
 
+def _early(_: Cell) -> Rows:
+    for share in (0.0, 0.5, 1.0):  # 1: as strong in every layer
+        yield f"default, early layers x{share:g}", Recipe(early_strength=share)
+
+
 def _head(_: Cell) -> Rows:
     for times in (0.0, 0.5, 2.0):
         yield f"default, no row removed, outputs lowered x{times:g}", Recipe(head="edit", head_strength=times)
@@ -64,6 +69,7 @@ ABLATIONS: dict[str, Callable[[Cell], Rows]] = {
     "skip": _skip,
     "lambda": _lambda,
     "strength": _strength,
+    "early": _early,
     "head": _head,
 }
 
