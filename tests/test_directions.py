@@ -148,13 +148,15 @@ def test_where_no_row_is_removed_the_classifier_has_the_private_mean_edit_and_th
     assert "what their own means give them" in blend.provenance["choices"]["alpha"]
 
 
-def test_blend_grows_over_the_last_twelve_layers() -> None:
-    names = [str(place) for place in range(20)]
-    found = rising(names, "19", Recipe(basis="blend", early_strength=0.4))
-    assert "19" not in found  # the classifier
-    assert [found[name] for name in names[:7]] == pytest.approx([0.4] * 7)
-    assert [found[name] for name in names[6:19]] == pytest.approx([0.4 + 0.05 * step for step in range(13)])
-    assert rising(names, "19", Recipe(basis="lda")) == {}
+def test_blend_grows_over_the_last_twelve_convolutions() -> None:
+    layers = [nn.Conv2d(2, 2, 1) for _ in range(19)]
+    model = nn.Sequential(nn.Linear(2, 2), *layers, nn.Linear(2, 2))
+    names = [str(place) for place in range(len(model))]
+    found = rising(model, names, Recipe(basis="blend", early_strength=0.4))
+    assert sorted(found) == sorted(names[1:-1])  # linear layers have all of theirs
+    assert [found[name] for name in names[1:8]] == pytest.approx([0.4] * 7)
+    assert [found[name] for name in names[7:-1]] == pytest.approx([0.4 + 0.05 * step for step in range(13)])
+    assert rising(model, names, Recipe(basis="lda")) == {}
 
 
 @pytest.mark.parametrize("head", ["auto", "remove"])

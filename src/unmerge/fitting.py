@@ -21,7 +21,7 @@ from unmerge.products import full_precision
 from unmerge.recipe import Recipe
 from unmerge.request import Request
 
-_RISE = 12  # layers over which an edit grows to all of itself
+_RISE = 12  # convolutions over which an edit grows to all of itself
 
 
 @dataclass
@@ -106,18 +106,17 @@ def fit_layers(
                 )
 
 
-def rising(names: list[str], head: str, recipe: Recipe) -> dict[str, float]:
-    """How much of its edit `blend` makes in each layer: evenly more over the last ones, up to all of it.
+def rising(model: nn.Module, names: list[str], recipe: Recipe) -> dict[str, float]:
+    """How much of its edit `blend` makes in each convolution: evenly more over the last ones, up to all of it.
 
     Layers behind each other take out what is left of the same thing: many that are equally strong overdo it, while
-    one or two must be strong.
+    one or two must be strong. Linear layers, for which that was not seen (docs/findings.md), have all of theirs.
     """
     if recipe.basis != "blend":
         return {}
-    body = [name for name in names if name != head]
-    behind = {name: len(body) - 1 - place for place, name in enumerate(body)}
+    convolutions = [name for name in names if isinstance(layer_of(model, name), nn.Conv2d)]
     missing = (1 - recipe.early_strength) / _RISE
-    return {name: 1 - missing * min(count, _RISE) for name, count in behind.items()}
+    return {name: 1 - missing * min(behind, _RISE) for behind, name in enumerate(reversed(convolutions))}
 
 
 def _of_rows(coefficients: Tensor, classes: Sequence[int]) -> Tensor:

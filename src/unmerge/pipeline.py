@@ -95,7 +95,7 @@ def fit(
             if plan is not None:
                 gc.collect()  # what the passes left in cycles would count beside the linear algebra
             if task_vectors is not None:
-                strengths = rising(names, request.head(model), recipe)
+                strengths = rising(model, names, recipe)
                 fit_layers(fitted, model, here, task_vectors, request, recipe, clock, strengths)
             read.append(without_moments(request))
             del request  # before the next part is read

@@ -130,7 +130,7 @@ def _choices(
         several = "without labels the forget set may be several concepts, and one mean is one direction"
         reasons = {
             "blend": "blend: 1.15 times the mean of lda and private-mean, whose features are nearest to retraining, "
-            "growing with depth to all of that in the last layer",
+            "in convolutions growing with depth to all of that in the last",
             "lda": "lda: one direction for each label of the forget set",
             "wiener": f"wiener: {several}",
             "contrastive": f"contrastive: {several}",

@@ -127,8 +127,8 @@ class Recipe:
     early_strength: float = _number(
         0.3,
         0,
-        meaning="what part of its edit blend makes twelve and more layers before the last edited one; from there it "
-        "grows evenly to all of it",
+        meaning="what part of its edit blend makes twelve and more convolutions before the last edited one; from there "
+        "it grows evenly to all of it",
     )
 
     def __new__(cls, *args: Any, **knobs: Any) -> Recipe:
