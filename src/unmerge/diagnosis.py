@@ -13,6 +13,7 @@ from torch import nn
 
 from unmerge.batches import Forward, Mask, check_rereadable
 from unmerge.collection import collect
+from unmerge.doses import Doses
 from unmerge.errors import InitError, StatisticsError, listing, warn
 from unmerge.files import write_json
 from unmerge.fingerprint import fingerprint, state_of
@@ -149,9 +150,10 @@ def _diagnose(
     if init != "zero":
         _warn_of_a_stranger(vectors)
     strength = next(value for value in (alpha, recipe.alpha, 1.0) if value is not None)
+    doses = Doses.of(model, edited, request, recipe)
     with full_precision(), torch.no_grad():
         found = {
-            name: diagnose_layer(request, name, model, vectors.of(name), recipe, strength, name in edited)
+            name: diagnose_layer(request, name, model, vectors.of(name), recipe, strength, name in edited, doses)
             for name in names
         }
         random = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -12,16 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from unmerge.directions import Directions, coefficients_of, directions, fall, head_directions, without_response
+from unmerge.doses import Doses
 from unmerge.errors import LayerError
-from unmerge.heads import head_alone, loses_rows
+from unmerge.heads import head_alone
 from unmerge.initial import TaskVectors
 from unmerge.layer_edit import LayerEdit
 from unmerge.layers import beyond_lora, is_transposed, layer_of, tensor_name, weight_matrix
 from unmerge.products import full_precision
 from unmerge.recipe import Recipe
 from unmerge.request import Request
-
-_RISE = 12  # convolutions over which an edit grows to all of itself
 
 
 @dataclass
@@ -57,15 +56,11 @@ def fit_layers(
     request: Request,
     recipe: Recipe,
     clock: Clock,
-    strengths: Mapping[str, float],
+    doses: Doses,
 ) -> None:
-    """Add the bases and coefficients of some layers; those that share their input share their bases.
-
-    strengths: see `rising`.
-    """
+    """Add the bases and coefficients of some layers; those that share their input share their bases."""
     known: dict[tuple[int, ...], Directions] = {}
     head = head_alone(model, request, names, recipe)
-    cut = loses_rows(model, request, names, recipe)
 
     def source_of(name: str) -> tuple[int, ...]:
         is_centred = recipe.basis == "wiener" and request.keeps_mean(name, recipe)  # the others do not ask
@@ -92,9 +87,7 @@ def fit_layers(
                     continue
             with clock("solve"):
                 task_vector = weight_matrix(module, weight).double()
-                coefficients = strengths.get(name, 1.0) * coefficients_of(task_vector, basis, recipe)
-                if basis.alone or name == cut:  # what is left of the features is read by the other rows as before
-                    coefficients = _of_rows(coefficients, request.classes)
+                coefficients = doses.applied(name, basis, coefficients_of(task_vector, basis, recipe))
                 bias = task_vectors.get(tensor_name(name, "bias"))
                 lower: Tensor | None = None
                 if basis.alone:
@@ -104,25 +97,6 @@ def fit_layers(
                 fitted.layers[name] = _layer_edit(
                     name, module, coefficients, basis.forget, bias, lower, request, recipe
                 )
-
-
-def rising(model: nn.Module, names: list[str], recipe: Recipe) -> dict[str, float]:
-    """How much of its edit `blend` makes in each convolution: evenly more over the last ones, up to all of it.
-
-    Layers behind each other take out what is left of the same thing: many that are equally strong overdo it, while
-    one or two must be strong. Linear layers, for which that was not seen (docs/findings.md), have all of theirs.
-    """
-    if recipe.basis != "blend":
-        return {}
-    convolutions = [name for name in names if isinstance(layer_of(model, name), nn.Conv2d)]
-    missing = (1 - recipe.early_strength) / _RISE
-    return {name: 1 - missing * min(behind, _RISE) for behind, name in enumerate(reversed(convolutions))}
-
-
-def _of_rows(coefficients: Tensor, classes: Sequence[int]) -> Tensor:
-    """B with nothing in the rows of other classes."""
-    chosen = torch.tensor(list(classes), device=coefficients.device)
-    return torch.zeros_like(coefficients).index_copy(0, chosen, coefficients[chosen])
 
 
 def _layer_edit(

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from unmerge import bases, geometry
 from unmerge.directions import coefficients_of, directions, head_directions, without_response
+from unmerge.doses import Doses
 from unmerge.eigen import top_eigenpairs
 from unmerge.heads import head_alone
 from unmerge.layers import layer_of, weight_matrix
@@ -60,7 +61,14 @@ class LayerDiagnosis:
 
 
 def diagnose_layer(
-    request: Request, name: str, model: nn.Module, difference: Tensor, recipe: Recipe, alpha: float, edited: bool
+    request: Request,
+    name: str,
+    model: nn.Module,
+    difference: Tensor,
+    recipe: Recipe,
+    alpha: float,
+    edited: bool,
+    doses: Doses,
 ) -> LayerDiagnosis:
     """What the recipe would find there; alpha: the strength for which responses and bounds are given."""
     module = layer_of(model, name)
@@ -69,7 +77,7 @@ def diagnose_layer(
     weight = weight_matrix(module).detach().to(vector)
     head = head_alone(model, request, (name,), recipe)
     found = (head_directions if name == head else directions)(groups, recipe).to(vector.device)
-    coefficients = coefficients_of(vector, found, recipe)
+    coefficients = doses.applied(name, found, coefficients_of(vector, found, recipe))
     # One entry a group; a layer without groups is one.
     matrices = (vector, coefficients, found.forget, found.retain)
     per_group = zip(*(matrix.reshape(len(groups), *matrix.shape[-2:]) for matrix in matrices), strict=True)

@@ -12,9 +12,10 @@ from torch import nn
 from unmerge import initial
 from unmerge.batches import Forward, Mask, device_of
 from unmerge.distributed import agreed, copy_first_, same_everywhere, size, together
+from unmerge.doses import Doses
 from unmerge.edit import Edit
 from unmerge.errors import DataError, LayerError, RecipeError, listing, reasons, warn
-from unmerge.fitting import Clock, Fitted, fit_layers, rising
+from unmerge.fitting import Clock, Fitted, fit_layers
 from unmerge.gathering import Source
 from unmerge.initial import Init, TaskVectors
 from unmerge.layers import select, tensor_name
@@ -95,8 +96,8 @@ def fit(
             if plan is not None:
                 gc.collect()  # what the passes left in cycles would count beside the linear algebra
             if task_vectors is not None:
-                strengths = rising(model, names, recipe)
-                fit_layers(fitted, model, here, task_vectors, request, recipe, clock, strengths)
+                doses = Doses.of(model, names, request, recipe)
+                fit_layers(fitted, model, here, task_vectors, request, recipe, clock, doses)
             read.append(without_moments(request))
             del request  # before the next part is read
     request = described_together(read)
