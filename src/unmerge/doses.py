@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from unmerge.directions import Directions
-from unmerge.heads import loses_rows
+from unmerge.heads import removal
 from unmerge.layers import layer_of
 from unmerge.recipe import Recipe
 from unmerge.request import Request
@@ -23,13 +23,16 @@ class Doses:
 
     strengths: Mapping[str, float]  # 1 for a layer without one
     cut: str | None  # the classifier that loses the rows of forgotten classes
-    classes: tuple[int, ...]
+    classes: tuple[int, ...]  # which are these rows
 
     @staticmethod
     def of(model: nn.Module, names: Sequence[str], request: Request, recipe: Recipe) -> Doses:
         """names: all layers that are edited."""
-        strengths = rising(model, names, recipe.early_strength) if recipe.basis == "blend" else {}
-        return Doses(strengths, loses_rows(model, request, names, recipe), request.classes)
+        if recipe.basis != "blend":
+            return Doses({}, None, ())
+        removed, _ = removal(model, request, names, recipe)
+        cut = request.head(model) if removed else None
+        return Doses(rising(model, names, recipe.early_strength), cut, request.classes)
 
     def applied(self, name: str, found: Directions, coefficients: Tensor) -> Tensor:
         """B of a layer in its dose. The classifier's rows of other classes read what is left as before."""

@@ -38,7 +38,9 @@ def head_alone(model: nn.Module, request: Request, edited: Container[str], recip
     return request.head(model) if wanted and not obstacle(model, request, edited) else None
 
 
-def loses_rows(model: nn.Module, request: Request, edited: Container[str], recipe: Recipe) -> str | None:
-    """The classifier where the rows of forgotten classes go: `blend` leaves its other rows as they are."""
-    wanted = recipe.basis == "blend" and recipe.head in ("auto", "remove")
-    return request.head(model) if wanted and not obstacle(model, request, edited, recipe.head == "remove") else None
+def removal(model: nn.Module, request: Request, edited: Container[str], recipe: Recipe) -> tuple[tuple[int, ...], str]:
+    """The rows of the classifier that are taken out, and why none where the recipe wants that or leaves it open."""
+    if recipe.head in ("edit", "keep"):
+        return (), ""
+    reason = obstacle(model, request, edited, asked=recipe.head == "remove")
+    return (() if reason else request.classes), reason

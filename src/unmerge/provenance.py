@@ -15,7 +15,7 @@ from unmerge.batches import device_of
 from unmerge.edit import Edit
 from unmerge.errors import EditError, listing, warn
 from unmerge.fitting import Fitted
-from unmerge.heads import obstacle
+from unmerge.heads import removal
 from unmerge.initial import Init
 from unmerge.layer_edit import LayerEdit
 from unmerge.layers import select
@@ -43,7 +43,9 @@ def finished_edit(
 ) -> Edit:
     """The edit of these layers with all that is recorded beside it; `asked` is the recipe before "auto" was settled."""
     layers = fitted.layers
-    removed, why_not_removed = _removed_rows(model, request, layers, recipe)
+    removed, why_not_removed = removal(model, request, layers, recipe)
+    if why_not_removed and recipe.head == "remove":
+        raise EditError(f"head='remove' cannot be done: {why_not_removed}. Use head='edit'.")
     statistics = request.statistics
     notes: dict[str, Any] = {
         "left_out": {
@@ -162,17 +164,3 @@ def _choices(
             known = "open: search_alpha finds the smallest that forgets"
         chosen["alpha"] = known
     return chosen
-
-
-def _removed_rows(
-    model: nn.Module, request: Request, layers: Mapping[str, LayerEdit], recipe: Recipe
-) -> tuple[tuple[int, ...], str]:
-    """The head's rows to take out, and why none where the recipe left the choice open."""
-    if recipe.head in ("edit", "keep"):
-        return (), ""
-    reason = obstacle(model, request, layers, asked=recipe.head == "remove")
-    if not reason:
-        return request.classes, ""
-    if recipe.head == "remove":
-        raise EditError(f"head='remove' cannot be done: {reason}. Use head='edit'.")
-    return (), reason
