@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import networks
 import unmerge
 from decoders import decoder, padded, sentences
 from mixtures import WordMixture, texts
@@ -74,6 +75,17 @@ def test_an_edit_in_parts_is_the_edit_at_once(kind, basis, labelled, options):
     assert_same(found, expected)
     assert fingerprint(state_of(model)) == before
     assert not any(module._forward_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("head", ["remove", "edit"])
+def test_convolutions_in_parts_have_the_strengths_of_all_and_the_classifier_its_rows(head):
+    model = networks.cnn(classes=5)
+    forget, retain = ([part] for part in networks.request((3, 6, 6), forgotten=(1,), kept=(0, 2, 3, 4), each=9))
+    recipe = Recipe(skip_layers=0, early_strength=0.0, head=head)
+    expected = fit(model, forget, retain, init="zero", recipe=recipe)
+    found = fit(model, forget, retain, init="zero", recipe=recipe, memory=smallest(model, recipe, forget, retain))
+    assert len(found.provenance["plan"]["passes"]) > 1
+    assert_same(found, expected)
 
 
 @pytest.mark.filterwarnings("ignore::unmerge.errors.UnmergeWarning")
