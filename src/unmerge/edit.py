@@ -27,6 +27,7 @@ from unmerge.normalization import evaluating, norm_inputs, norms_behind
 from unmerge.normalization import recalibrate as recalibrate_norms
 from unmerge.reading import Reading
 from unmerge.recipe import Recipe
+from unmerge.refitting import refitted, rows_left
 from unmerge.rewriting import rewritten, surviving_share
 from unmerge.sharded import Whole, is_finite, split_like
 from unmerge.stored import LAYER_FACTS, check_edit
@@ -88,9 +89,22 @@ class Edit:
                 remember(entry.recalibrated)
                 if norms:
                     recalibrate_norms(model, norms, recalibrate, forward)
+                    self._refit(model, entry, recalibrate, forward)
                 else:
                     warn("recalibrate= is given, but no BatchNorm lies behind the edited layers.")
         return model
+
+    def _refit(
+        self, model: nn.Module, entry: ledgers.Entry, data: Iterable[Any], forward: Forward | None
+    ) -> None:
+        """Let the classifier answer to retained data as before, where its rows of other classes are left alone."""
+        if self.recipe.refit is None or self.head not in self.layers:
+            return
+        rows = rows_left(model, self.head, self.layers[self.head])
+        if rows is not None:
+            values = refitted(model, self.head, rows, entry.present, data, forward, self.recipe.refit)
+            ledgers.write(model, values)
+            entry.recalibrated += tuple(values)
 
     def revert(self, model: nn.Module, *, force: bool = False) -> nn.Module:
         """Take the edit out again: the weights are bit-identical to before; other edits stay."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -25,7 +25,7 @@ class Entry:
     edit: Edit
     alpha: float
     head_alpha: float
-    recalibrated: tuple[str, ...] = ()  # buffers that recalibration replaced
+    recalibrated: tuple[str, ...] = ()  # tensors that recalibration replaced
     present: dict[str, Tensor] = field(default_factory=dict)  # all that it changed, from just before
 
 
@@ -120,16 +120,20 @@ def withdraw(model: nn.Module, edit: Edit, force: bool) -> None:
 
 
 @contextmanager
-def set_aside(model: nn.Module) -> Iterator[None]:
-    """The model as it was before the edits that it carries, inside the block."""
-    before = ledger_of(model).before
+def holding(model: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
+    """The model with other values of some tensors, inside the block."""
     state = state_of(model)
-    present = {name: state[name].detach().clone() for name in before}
-    write(model, before)
+    present = {name: state[name].detach().clone() for name in values}
+    write(model, values)
     try:
         yield
     finally:
         write(model, present)
+
+
+def set_aside(model: nn.Module) -> AbstractContextManager[None]:
+    """The model as it was before the edits that it carries, inside the block."""
+    return holding(model, ledger_of(model).before)
 
 
 @contextmanager
@@ -180,7 +184,7 @@ def _settle(model: nn.Module, ledger: Ledger) -> None:
         _ledgers.pop(model, None)
 
 
-def write(model: nn.Module, values: dict[str, Tensor]) -> None:
+def write(model: nn.Module, values: Mapping[str, Tensor]) -> None:
     """Copy values into the model's tensors."""
     state = state_of(model)
     with torch.no_grad():

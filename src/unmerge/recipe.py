@@ -56,8 +56,8 @@ def _word(default: str, *words: str, meaning: str) -> Any:
     return field(default=default, metadata={"rule": Rule(words), "meaning": meaning})
 
 
-def _number(default: float | None, low: float = -math.inf, high: float = math.inf, *, meaning: str) -> Any:
-    rule = Rule(number=float, low=low, high=high, optional=default is None)
+def _number(default: float | None, low: float = -math.inf, *, optional: bool = False, meaning: str) -> Any:
+    rule = Rule(number=float, low=low, optional=optional)
     return field(default=default, metadata={"rule": rule, "meaning": meaning})
 
 
@@ -115,7 +115,10 @@ class Recipe:
         meaning="the classifier: forgotten rows removed, edited like a layer, or left; auto: removed for classes",
     )
     alpha: float | None = _number(
-        None, 0, meaning="recommended strength; None: 1 where rows of the classifier are removed, or edited by blend"
+        None,
+        0,
+        optional=True,
+        meaning="recommended strength; None: 1 where rows of the classifier are removed, or edited by blend",
     )
     seed: int = _whole(0, 0, meaning="seed of k-means, of the sample it sees and of the verdict's random draw")
     head_strength: float = _number(
@@ -129,6 +132,13 @@ class Recipe:
         0,
         meaning="what part of its edit blend makes twelve and more convolutions before the last edited one; from there "
         "it grows evenly to all of it",
+    )
+    refit: float | None = _number(
+        None,
+        0,
+        optional=True,
+        meaning="ridge, relative to the mean eigenvalue, with which blend fits the classifier's rows of retained classes "
+        "to edited features where BatchNorms are recalibrated; None: they stay",
     )
 
     def __new__(cls, *args: Any, **knobs: Any) -> Recipe:

@@ -1,0 +1,91 @@
+"""The classifier behind edited layers, so that retained data keep their answers: a ridge regression, no training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unmerge.batches import Forward, feed, on_device
+from unmerge.distributed import add_up_
+from unmerge.layer_edit import LayerEdit
+from unmerge.layers import tensor_name
+from unmerge.ledger import holding
+from unmerge.normalization import RECALIBRATION_SAMPLES, evaluating
+from unmerge.reading import Reading
+from unmerge.rewriting import REMOVED_BIAS
+from unmerge.sharded import Whole, split_like
+
+
+def rows_left(model: nn.Module, head: str, edit: LayerEdit) -> Tensor | None:
+    """Which outputs of a linear classifier an edit leaves alone: those of retained classes. None where it is another."""
+    module = model.get_submodule(head)
+    if not isinstance(module, nn.Linear) or module.bias is None or edit.B.dim() != 2:
+        return None
+    bias = Whole(model.state_dict())[tensor_name(head, "bias")]
+    gone = bias == torch.tensor(REMOVED_BIAS, dtype=bias.dtype, device=bias.device)
+    left = ~gone & (edit.B == 0).all(1).to(bias.device)
+    return left if left.any() else None
+
+
+def refitted(
+    model: nn.Module,
+    head: str,
+    rows: Tensor,
+    before: Mapping[str, Tensor],
+    data: Iterable[Any],
+    forward: Forward | None,
+    ridge: float,
+) -> dict[str, Tensor]:
+    """The classifier's weight and bias with which rows answer to edited features as they did to the original ones.
+
+    An edit takes a little of every retained image along. What it took, f − e, is as far as possible told from what it
+    left: W (I + Cov(f − e, e) (Cov(e) + ridge · mean eigenvalue)⁻¹). The mean answer is left as it is.
+    before: the tensors that the edit changed, as they were.
+    """
+    moments = _moments(model, head, before, data, forward)
+    size = moments.shape[1] - 1
+    count = moments[-1, -1]
+    means = moments[:, -1] / count
+    scatter = moments[:size, :size] / count - torch.outer(means[:size], means[:size])
+    taken = moments[size:-1, :size] / count - torch.outer(means[size:-1], means[:size])
+    floor = ridge * scatter.diagonal().mean().clamp_min(torch.finfo(scatter.dtype).tiny)
+    factor = torch.linalg.cholesky(scatter + floor * torch.eye(size).to(scatter))
+    state = model.state_dict()
+    whole = Whole(state)
+    weight, bias = (whole[tensor_name(head, part)] for part in ("weight", "bias"))
+    change = torch.cholesky_solve((weight.to(taken) @ taken).mT, factor).mT * rows[:, None]
+    values = {"weight": weight + change, "bias": bias - change @ means[:size]}
+    return {
+        tensor_name(head, part): split_like(value.to(weight.dtype), state[tensor_name(head, part)])
+        for part, value in values.items()
+    }
+
+
+def _moments(
+    model: nn.Module, head: str, before: Mapping[str, Tensor], data: Iterable[Any], forward: Forward | None
+) -> Tensor:
+    """Σ [e; f − e; 1] [e; 1]ᵀ over the classifier's inputs e, which were f before the edit."""
+    seen: list[Tensor] = []
+    hook = model.get_submodule(head).register_forward_pre_hook(
+        lambda _, inputs: seen.append(inputs[0].detach().flatten(0, -2).double())
+    )
+    total: Tensor | None = None
+    try:
+        with evaluating(model):
+            for piece in Reading(model, data, "recalibrate", forward, samples=RECALIBRATION_SAMPLES):
+                batch = on_device(model, piece.batch)
+                seen.clear()
+                feed(model, batch, forward)
+                with holding(model, before):
+                    feed(model, batch, forward)
+                edited, original = seen
+                one = edited.new_ones(len(edited), 1)
+                part = torch.cat([edited, original - edited, one], 1).mT @ torch.cat([edited, one], 1)
+                total = part if total is None else total + part
+    finally:
+        hook.remove()
+    assert total is not None  # Reading refuses data without a batch
+    return add_up_(total)
