@@ -102,7 +102,13 @@ def recalibrate(model: nn.Module, norms: Sequence[str], data: Iterable[Any], for
     chosen = [batch_norms(model)[name] for name in norms]
     momenta = [norm.momentum for norm in chosen]
     samples = 0
-    reading = Reading(model, data, "recalibrate", forward, samples=RECALIBRATION_SAMPLES)
+
+    def uncounted(model: nn.Module, batch: Any) -> None:
+        """What a process with no batch left feeds a model in parts, so that the others can go on."""
+        with evaluating(model):
+            feed(model, batch, forward)
+
+    reading = Reading(model, data, "recalibrate", uncounted, samples=RECALIBRATION_SAMPLES)
     with evaluating(model):
         try:
             for norm in chosen:
