@@ -89,22 +89,22 @@ class Edit:
                 remember(entry.recalibrated)
                 if norms:
                     recalibrate_norms(model, norms, recalibrate, forward)
-                    self._refit(model, entry, recalibrate, forward)
+                    refit = self._refitted(model, entry.present, recalibrate, forward)
+                    remember(refit)
+                    ledgers.write(model, refit)
+                    entry.recalibrated += tuple(refit)
                 else:
                     warn("recalibrate= is given, but no BatchNorm lies behind the edited layers.")
         return model
 
-    def _refit(
-        self, model: nn.Module, entry: ledgers.Entry, data: Iterable[Any], forward: Forward | None
-    ) -> None:
-        """Let the classifier answer to retained data as before, where its rows of other classes are left alone."""
+    def _refitted(
+        self, model: nn.Module, before: Mapping[str, Tensor], data: Iterable[Any], forward: Forward | None
+    ) -> dict[str, Tensor]:
+        """The classifier that answers to retained data as before, where its rows of other classes are left alone."""
         if self.recipe.refit is None or self.head not in self.layers:
-            return
+            return {}
         rows = rows_left(model, self.head, self.layers[self.head])
-        if rows is not None:
-            values = refitted(model, self.head, rows, entry.present, data, forward, self.recipe.refit)
-            ledgers.write(model, values)
-            entry.recalibrated += tuple(values)
+        return {} if rows is None else refitted(model, self.head, rows, before, data, forward, self.recipe.refit)
 
     def revert(self, model: nn.Module, *, force: bool = False) -> nn.Module:
         """Take the edit out again: the weights are bit-identical to before; other edits stay."""

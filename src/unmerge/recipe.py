@@ -137,8 +137,8 @@ class Recipe:
         None,
         0,
         optional=True,
-        meaning="ridge, relative to the mean eigenvalue, with which blend fits the classifier's rows of retained classes "
-        "to edited features where BatchNorms are recalibrated; None: they stay",
+        meaning="ridge, relative to the mean eigenvalue, with which blend fits the classifier's rows of retained "
+        "classes to edited features where BatchNorms are recalibrated; None: they stay",
     )
 
     def __new__(cls, *args: Any, **knobs: Any) -> Recipe:

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unmerge.batches import Forward, feed, on_device
+from unmerge.batches import Forward, device_of, feed, on_device
 from unmerge.distributed import add_up_
+from unmerge.fingerprint import state_of
 from unmerge.layer_edit import LayerEdit
 from unmerge.layers import tensor_name
 from unmerge.ledger import holding
@@ -20,11 +21,11 @@ from unmerge.sharded import Whole, split_like
 
 
 def rows_left(model: nn.Module, head: str, edit: LayerEdit) -> Tensor | None:
-    """Which outputs of a linear classifier an edit leaves alone: those of retained classes. None where it is another."""
+    """Which outputs of a linear classifier an edit leaves alone: those of retained classes. None of another one."""
     module = model.get_submodule(head)
     if not isinstance(module, nn.Linear) or module.bias is None or edit.B.dim() != 2:
         return None
-    bias = Whole(model.state_dict())[tensor_name(head, "bias")]
+    bias = Whole(state_of(model))[tensor_name(head, "bias")]
     gone = bias == torch.tensor(REMOVED_BIAS, dtype=bias.dtype, device=bias.device)
     left = ~gone & (edit.B == 0).all(1).to(bias.device)
     return left if left.any() else None
@@ -51,12 +52,12 @@ def refitted(
     means = moments[:, -1] / count
     scatter = moments[:size, :size] / count - torch.outer(means[:size], means[:size])
     taken = moments[size:-1, :size] / count - torch.outer(means[size:-1], means[:size])
-    floor = ridge * scatter.diagonal().mean().clamp_min(torch.finfo(scatter.dtype).tiny)
-    factor = torch.linalg.cholesky(scatter + floor * torch.eye(size).to(scatter))
-    state = model.state_dict()
+    scatter += ridge * scatter.diagonal().mean() * torch.eye(size).to(scatter)
+    state = state_of(model)
     whole = Whole(state)
-    weight, bias = (whole[tensor_name(head, part)] for part in ("weight", "bias"))
-    change = torch.cholesky_solve((weight.to(taken) @ taken).mT, factor).mT * rows[:, None]
+    weight, bias = (whole[tensor_name(head, part)].detach() for part in ("weight", "bias"))
+    # Without a ridge, features that are constant or fewer samples than features leave no inverse.
+    change = weight.to(taken) @ taken @ torch.linalg.pinv(scatter, hermitian=True) * rows[:, None]
     values = {"weight": weight + change, "bias": bias - change @ means[:size]}
     return {
         tensor_name(head, part): split_like(value.to(weight.dtype), state[tensor_name(head, part)])
@@ -69,23 +70,29 @@ def _moments(
 ) -> Tensor:
     """Σ [e; f − e; 1] [e; 1]ᵀ over the classifier's inputs e, which were f before the edit."""
     seen: list[Tensor] = []
-    hook = model.get_submodule(head).register_forward_pre_hook(
-        lambda _, inputs: seen.append(inputs[0].detach().flatten(0, -2).double())
-    )
+    module = model.get_submodule(head)
+    assert isinstance(module, nn.Linear)  # else it has no rows_left
+    hook = module.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach().flatten(0, -2).double()))
+
+    def both(model: nn.Module, batch: Any) -> None:
+        feed(model, batch, forward)
+        with holding(model, before):
+            feed(model, batch, forward)
+
     total: Tensor | None = None
     try:
         with evaluating(model):
-            for piece in Reading(model, data, "recalibrate", forward, samples=RECALIBRATION_SAMPLES):
-                batch = on_device(model, piece.batch)
+            # Of a model in parts each process makes both passes, also one that has no batch left.
+            for piece in Reading(model, data, "recalibrate", both, samples=RECALIBRATION_SAMPLES):
                 seen.clear()
-                feed(model, batch, forward)
-                with holding(model, before):
-                    feed(model, batch, forward)
-                edited, original = seen
+                feed(model, on_device(model, piece.batch), both)
+                edited, original = torch.cat(seen).chunk(2)
                 one = edited.new_ones(len(edited), 1)
                 part = torch.cat([edited, original - edited, one], 1).mT @ torch.cat([edited, one], 1)
                 total = part if total is None else total + part
     finally:
         hook.remove()
-    assert total is not None  # Reading refuses data without a batch
+    if total is None:  # other processes have all batches
+        size = module.in_features
+        total = torch.zeros(2 * size + 1, size + 1, dtype=torch.float64, device=device_of(model))
     return add_up_(total)
