@@ -99,6 +99,28 @@ def test_another_strength_needs_the_data_for_batch_norm(here: Command, small_run
     assert again.json["recalibrated"] is True
 
 
+def test_a_refitted_classifier_is_kept_with_the_run(here: Command, place: Place) -> None:
+    # One batch of all samples, which does not depend on their order.
+    data = ("--data", "train.npz", "--forget", "label=3", "--batch-size", 2000)
+    run = here("run", *SMALL, *data, "--refit", "0.1", "--curve-samples", 2000, "--out", "refit-run", "--no-report")
+    assert run.code == 0, run.err
+    kept = load_file(place / "refit-run" / "norms.safetensors")
+    assert {"7.running_mean", "11.weight", "11.bias"} <= kept.keys()
+    assert here("apply", "refit-run", *SMALL, "--to", "refit-new").code == 0
+    assert here("apply", "refit-run", *SMALL, "--to", "refit-again", "--recalibrate", *data).code == 0
+    found, again = (load_file(place / name / "model.safetensors") for name in ("refit-new", "refit-again"))
+    torch.testing.assert_close(found, again, rtol=0, atol=1e-4)
+    assert all(found[name].equal(value) for name, value in kept.items())
+
+    model = network()
+    model.load_state_dict(load_file(place / "w.safetensors"))
+    library.Edit.load(place / "refit-run" / "edit").apply(model)
+    moved = (found["11.weight"] - model[11].weight).abs().amax(1) > 1e-2
+    assert moved.tolist() == [label != 3 for label in range(10)]
+    assert here("revert", "refit-new", "--to", "refit-back").code == 0
+    assert same(place / "w.safetensors", place / "refit-back" / "model.safetensors")
+
+
 def test_an_edit_is_not_applied_to_other_weights(here: Command, place: Place, small_run: object) -> None:
     other = here("apply", "small-run", "--model", "models:build", "--to", "other")
     assert other.code == 1

@@ -362,6 +362,22 @@ def recalibrated() -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in model.state_dict().items()}
 
 
+def refitted() -> dict[str, Any]:
+    """Also where a process has no batch, or another number of them, and with the model in parts."""
+    forget, retain = request()
+    edit = fit(cnn(), forget, retain, init="zero", recipe=Recipe(skip_layers=0, refit=0.1))
+    found: dict[str, Any] = {}
+    for count, split in ((1, False), (5, False), (1, True), (5, True)):
+        model = cnn()
+        if split and distributed.size() > 1:
+            from torch.distributed.fsdp import fully_shard
+
+            fully_shard(model)
+        edit.apply(model, 1.0, recalibrate=retain[:count])
+        found[f"{count} batches, {split=}"] = _state(model)
+    return found
+
+
 def evaluated() -> dict[str, Any]:
     forget, retain = request()
     splits = {"forget": forget, "retain": retain, "test": batched(images(seed=9), 4)}

@@ -38,6 +38,7 @@ REQUESTS = [
     "sketched",
     "strengths",
     "recalibrated",
+    "refitted",
     "evaluated",
     "sharded",
     "answers",
