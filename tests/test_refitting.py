@@ -52,6 +52,7 @@ def fitted(before: nn.Sequential, after: nn.Sequential, images: Tensor, rows: li
     """Weight and bias by least squares with rows for the ridge: what `after` lacks of `before`, told from its own."""
     original, own = (model[:-1](images).double().numpy() for model in (before, after))
     centred, lack = own - own.mean(0), original - own
+    ridge = max(ridge, 64 / (2 * len(own)))
     penalty = np.sqrt(ridge * centred.var(0).mean() * len(own)) * np.eye(64)
     targets = np.vstack([lack - lack.mean(0), np.zeros((64, 64))])
     solution = np.linalg.lstsq(np.vstack([centred, penalty]), targets, rcond=None)[0]

@@ -61,7 +61,8 @@ class Edit:
         """Change the model in place, all layers or none, and return it.
 
         alpha: the strength; by default the recommendation. head_alpha: another one for the classifier.
-        recalibrate: batches of retain data, as training saw them, to re-estimate BatchNorms behind edited layers from.
+        recalibrate: batches of retain data, as training saw them, from which BatchNorms behind edited layers are
+        re-estimated and the classifier is refitted (`Recipe.refit`).
         force: apply to other weights than those the edit was fitted on.
         """
         alpha, head_alpha = self.strengths(alpha, head_alpha)

@@ -114,8 +114,8 @@ def withdraw(model: nn.Module, edit: Edit, force: bool) -> None:
     _rebuild(model, ledger)
     if lost:
         warn(
-            "the BatchNorm statistics of the edits that stay were estimated with this one in place and are now those "
-            "from before; apply them again with recalibrate=..."
+            "the BatchNorm statistics and classifier rows of the edits that stay were estimated with this one in place "
+            "and are now those from before; apply them again with recalibrate=..."
         )
 
 

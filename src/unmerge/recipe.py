@@ -134,11 +134,11 @@ class Recipe:
         "it grows evenly to all of it",
     )
     refit: float | None = _number(
-        None,
+        0.1,
         0,
         optional=True,
-        meaning="ridge, relative to the mean eigenvalue, with which blend fits the classifier's rows of retained "
-        "classes to edited features where BatchNorms are recalibrated; None: they stay",
+        meaning="ridge, relative to the mean eigenvalue, with which the classifier's rows of retained classes are "
+        "fitted to features that blend has edited, where BatchNorms are recalibrated; None: they stay",
     )
 
     def __new__(cls, *args: Any, **knobs: Any) -> Recipe:

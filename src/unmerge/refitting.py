@@ -44,7 +44,7 @@ def refitted(
 
     An edit takes a little of every retained image along. What it took, f − e, is as far as possible told from what it
     left: W (I + Cov(f − e, e) (Cov(e) + ridge · mean eigenvalue)⁻¹). The mean answer is left as it is.
-    before: the tensors that the edit changed, as they were.
+    before: the tensors that the edit changed, as they were. ridge: at least so much; few samples need more.
     """
     moments = _moments(model, head, before, data, forward)
     size = moments.shape[1] - 1
@@ -52,12 +52,14 @@ def refitted(
     means = moments[:, -1] / count
     scatter = moments[:size, :size] / count - torch.outer(means[:size], means[:size])
     taken = moments[size:-1, :size] / count - torch.outer(means[size:-1], means[:size])
-    scatter += ridge * scatter.diagonal().mean() * torch.eye(size).to(scatter)
+    ridge = max(ridge, size / (2 * count.item()))
+    level = scatter.diagonal().mean()
+    scatter += ridge * torch.where(level > 0, level, 1.0) * torch.eye(size).to(scatter)
     state = state_of(model)
     whole = Whole(state)
     weight, bias = (whole[tensor_name(head, part)].detach() for part in ("weight", "bias"))
-    # Without a ridge, features that are constant or fewer samples than features leave no inverse.
-    change = weight.to(taken) @ taken @ torch.linalg.pinv(scatter, hermitian=True) * rows[:, None]
+    lacking = (weight.to(taken) @ taken).mT
+    change = torch.cholesky_solve(lacking, torch.linalg.cholesky(scatter)).mT * rows[:, None]
     values = {"weight": weight + change, "bias": bias - change @ means[:size]}
     return {
         tensor_name(head, part): split_like(value.to(weight.dtype), state[tensor_name(head, part)])

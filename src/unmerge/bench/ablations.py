@@ -57,6 +57,12 @@ def _early(_: Cell) -> Rows:
         yield f"default, early layers x{share:g}", Recipe(early_strength=share)
 
 
+def _refit(_: Cell) -> Rows:
+    yield "default, classifier not refitted", Recipe(refit=None)
+    for ridge in (0.01, 1.0):
+        yield f"default, classifier refitted with ridge {ridge:g}", Recipe(refit=ridge)
+
+
 def _head(_: Cell) -> Rows:
     for times in (0.0, 0.5, 2.0):
         yield f"default, no row removed, outputs lowered x{times:g}", Recipe(head="edit", head_strength=times)
@@ -70,6 +76,7 @@ ABLATIONS: dict[str, Callable[[Cell], Rows]] = {
     "lambda": _lambda,
     "strength": _strength,
     "early": _early,
+    "refit": _refit,
     "head": _head,
 }
 
