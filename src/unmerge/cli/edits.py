@@ -64,8 +64,8 @@ def apply(
         raise FileError(f"{path} was written by another version of unmerge: {error}.") from error
     if header["alpha"] != strength:
         warn(
-            f"the run re-estimated BatchNorm at alpha={header['alpha']:g}; at {strength:g} it stays as in the base. "
-            "Pass --recalibrate with the data flags of the run to do so here."
+            f"the run re-estimated BatchNorm at alpha={header['alpha']:g} and refitted the classifier; at {strength:g} "
+            "both stay as the edit leaves them. Pass --recalibrate with the data flags of the run to do so here."
         )
         return edit, strength, False
     state = state_of(module)

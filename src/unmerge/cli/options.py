@@ -74,7 +74,7 @@ class RunOptions:
         bool,
         typer.Option(
             "--recalibrate/--no-recalibrate",
-            help="Re-estimate the BatchNorms behind the edit on retain data, where there are any.",
+            help="On retain data, re-estimate the BatchNorms behind the edit, if any, and refit the classifier.",
         ),
     ] = True
     any_init: Annotated[
