@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 
@@ -15,6 +16,7 @@ from unmerge.sharded import is_split, settle, whole
 
 _CHECKSUM = re.compile(r"(?P<dtype>\w{1,20})\[(?P<sizes>(\d{1,18}(, \d{1,18}){0,15})?)\]:[0-9a-f]{16}")
 _CHUNK = 1 << 20
+_WHOLE_WORDS = (torch.float32, torch.float64, torch.int32, torch.int64)
 _SMALL = {"cpu": 1 << 14, "cuda": 1 << 20}  # up to which many tensors are summed in one go: there, each call costs more
 
 
@@ -27,16 +29,16 @@ def fingerprint(tensors: Mapping[str, Tensor]) -> dict[str, str]:
         for name in apart:  # one at a time: all of them may not fit
             found |= fingerprint({name: whole(tensors[name].detach())})
         return {name: found[name] for name in tensors}
-    words = {name: _words(tensor.detach()) for name, tensor in tensors.items()}
-    sums = dict.fromkeys(words, 0)
-    for device in {values.device for values in words.values()}:
-        parts, totals = [], []
-        for names, totalled in _chunk_sums({name: word for name, word in words.items() if word.device == device}):
-            parts += names
-            totals.append(totalled)
-        # One transfer a device instead of one a tensor.
-        for name, value in zip(parts, torch.cat(totals).tolist() if totals else [], strict=True):
-            sums[name] += value
+    sums = dict.fromkeys(tensors, 0)
+    with torch.no_grad():
+        for device in {tensor.device for tensor in tensors.values()}:
+            parts, totals = [], []
+            for names, totalled in _chunk_sums({name: each for name, each in tensors.items() if each.device == device}):
+                parts += names
+                totals.append(totalled)
+            # One transfer a device instead of one a tensor.
+            for name, value in zip(parts, torch.cat(totals).tolist() if totals else [], strict=True):
+                sums[name] += value
     return {
         name: f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}:{sums[name] & (2**64 - 1):016x}"
         for name, tensor in tensors.items()
@@ -71,6 +73,27 @@ def differences(found: Mapping[str, str], expected: Mapping[str, str], names: It
     return [name for name in keys if found.get(name) != expected.get(name)]
 
 
+def _chunk_sums(tensors: Mapping[str, Tensor]) -> Iterator[tuple[list[str], Tensor]]:
+    """Weighted sums of pieces of at most a chunk, many small tensors in one go."""
+    small: dict[torch.dtype | None, dict[str, Tensor]] = defaultdict(dict)
+    for name, tensor in tensors.items():
+        if tensor.nbytes <= 4 * _SMALL.get(tensor.device.type, 1 << 14):
+            small[tensor.dtype if tensor.dtype in _WHOLE_WORDS else None][name] = tensor
+            continue
+        words, table = _words(tensor), _weights(tensor.device)
+        pieces = words.split(_CHUNK)
+        # int64 products and sums wrap, which is what a hash wants. Each piece counts differently.
+        sums = [(2 * place + 1) * (piece * table[: len(piece)]).sum() for place, piece in enumerate(pieces)]
+        yield [name] * len(pieces), torch.stack(sums)
+    for dtype, group in small.items():
+        if dtype is None:
+            parts = [_words(tensor) for tensor in group.values()]
+            yield list(group), _small_sums(torch.cat(parts).to(torch.int64), [len(part) for part in parts])
+        else:  # a call a tensor, since these are most of a network's
+            words = torch.cat([tensor.reshape(-1) for tensor in group.values()]).view(torch.int32)
+            yield list(group), _small_sums(words.to(torch.int64), [tensor.nbytes // 4 for tensor in group.values()])
+
+
 def _words(tensor: Tensor) -> Tensor:
     """The bits of a tensor as integers."""
     raw = tensor.contiguous().reshape(-1).view(torch.uint8)
@@ -80,30 +103,13 @@ def _words(tensor: Tensor) -> Tensor:
     return (raw.clone() if raw.storage_offset() % 4 else raw).view(torch.int32)
 
 
-def _chunk_sums(words: Mapping[str, Tensor]) -> Iterator[tuple[list[str], Tensor]]:
-    """Weighted sums of pieces of at most a chunk, many small tensors in one go."""
-    small: dict[str, Tensor] = {}
-    for name, word in words.items():
-        if word.numel() <= _SMALL.get(word.device.type, 1 << 14):
-            small[name] = word
-            continue
-        table = _weights(word.device)
-        pieces = word.split(_CHUNK)
-        # int64 products and sums wrap, which is what a hash wants. Each piece counts differently.
-        sums = [(2 * place + 1) * (piece * table[: len(piece)]).sum() for place, piece in enumerate(pieces)]
-        yield [name] * len(pieces), torch.stack(sums)
-    if small:
-        yield list(small), _small_sums(list(small.values()))
-
-
-def _small_sums(words: list[Tensor]) -> Tensor:
-    """The weighted sum of each of many small tensors, with a few operations for all."""
-    device = words[0].device
-    sizes = torch.tensor([len(word) for word in words])
-    ends = sizes.cumsum(0)
-    starts = (ends - sizes).to(device).repeat_interleave(sizes.to(device), output_size=int(ends[-1]))
+def _small_sums(words: Tensor, sizes: list[int]) -> Tensor:
+    """The weighted sum of each of many small tensors, whose words lie behind each other, with a few operations."""
+    device, counts = words.device, torch.tensor(sizes)
+    ends = counts.cumsum(0)
+    starts = (ends - counts).to(device).repeat_interleave(counts.to(device), output_size=int(ends[-1]))
     place = torch.arange(len(starts), device=device) - starts
-    running = torch.cat([word.to(torch.int64) for word in words]).mul_(_weights(device)[place]).cumsum(0)
+    running = words.mul_(_weights(device)[place]).cumsum(0)
     # An empty tensor ends where the one before it ends.
     totals = torch.cat([running.new_zeros(1), running])[torch.cat([ends.new_zeros(1), ends]).to(device)]
     return totals.diff()

@@ -40,8 +40,11 @@ def test_a_hugging_face_model_is_applied_and_reverted(
     edit = library.Edit.load(place / "resnet-run" / "edit")
     edit.apply(model)
     found = ResNetForImageClassification.from_pretrained(place / "resnet-new")
+    fitted = load_file(place / "resnet-run" / "norms.safetensors")
+    assert f"{edit.head}.weight" in fitted
     for layer in edit.layers:
-        assert torch.equal(found.get_submodule(layer).weight, model.get_submodule(layer).weight)
+        expected = fitted.get(f"{layer}.weight", model.get_submodule(layer).weight)
+        assert torch.equal(found.get_submodule(layer).weight, expected)
 
     reverted = here("revert", "resnet-new", "--to", "resnet-back", "--json")
     assert reverted.code == 0, reverted.err
