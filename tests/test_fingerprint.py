@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from networks import cnn
-from unmerge.fingerprint import differences, fingerprint, state_of
+from unmerge.fingerprint import _SMALL, differences, fingerprint, state_of
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int8, torch.uint8, torch.bool]
 
@@ -77,6 +77,16 @@ def test_neither_do_the_tensors_beside_it():
         "nothing": torch.zeros(2, 0),
     }
     assert fingerprint(tensors) == {name: checksum(tensor) for name, tensor in tensors.items()}
+
+
+def test_how_many_are_summed_in_one_go_does_not_count(monkeypatch):
+    """Also of a tensor that has no whole words and more bytes than a chunk has places."""
+    tensors = {"odd": values(1030, 1033, dtype=torch.int8)[:, :-2], "even": values(700, 900), "few": values(3)}
+    expected = fingerprint(tensors)
+    monkeypatch.setitem(_SMALL, "cpu", 1 << 20)  # as on a GPU
+    assert fingerprint(tensors) == expected
+    monkeypatch.setitem(_SMALL, "cpu", 0)
+    assert fingerprint(tensors) == expected
 
 
 def test_every_place_of_a_large_tensor_counts():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from transformers.pytorch_utils import Conv1D
 import unmerge
 from unmerge import Edit, Recipe
 from unmerge.bench.digits import load_digits, train
-from unmerge.errors import UnmergeWarning
+from unmerge.errors import DataError, UnmergeWarning
 from unmerge.ledger import ledger_of
 from unmerge.rewriting import REMOVED_BIAS
 
@@ -175,3 +176,70 @@ def test_without_a_norm_behind_or_with_another_classifier_nothing_is_fitted(mode
     edit = edit_of(other)
     assert edit.head == "11"
     assert_close(bits(edited(other, edit)), bits(edited(other, without_refit(edit))), rtol=0, atol=0)
+
+
+class ByKeyword(nn.Module):
+    """A network that names the input of its classifier."""
+
+    def __init__(self, model: nn.Sequential) -> None:
+        super().__init__()
+        self.body, self.classifier = copy.deepcopy(model[:-1]), copy.deepcopy(model[-1])
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.classifier(input=self.body(images))
+
+
+def test_an_input_by_name_is_seen(model):
+    named = ByKeyword(model)
+    edit = edit_of(named)
+    found, expected = edited(named, edit).classifier, edited(model, edit_of(model))[-1]
+    assert_close([found.weight, found.bias], [expected.weight, expected.bias])
+
+
+def test_both_passes_draw_the_same_random_numbers(model, edit):
+    """Else what differs between them would be noise that no feature tells, and the weights would shrink."""
+    drawn: list[Tensor] = []
+
+    def noisy(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        drawn.append(0.3 * torch.randn_like(batch[0]))
+        return model(batch[0] + drawn[-1])
+
+    retain = list(TRAIN.without(3).loader())
+    edit.apply(copy.deepcopy(model), 1.0, recalibrate=retain, forward=noisy)
+    refit = drawn[-2 * len(retain) :]
+    assert all(first.equal(second) for first, second in zip(refit[::2], refit[1::2], strict=True))
+    assert not refit[0].equal(refit[2])
+
+
+def test_a_forward_that_ends_before_the_classifier_leaves_it(model, edit):
+    def features(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return model[:-1](batch[0])
+
+    retain = TRAIN.without(3).loader()
+    found = edit.apply(copy.deepcopy(model), 1.0, recalibrate=retain, forward=features)
+    assert_close(bits(found), bits(edited(model, without_refit(edit))), rtol=0, atol=0)
+
+
+def test_inputs_that_are_not_finite_are_told(model, edit):
+    class Overflow(nn.Module):
+        def forward(self, features: Tensor) -> Tensor:
+            return features * torch.where(features > 1, torch.inf, 1.0)
+
+    broken = nn.Sequential(*copy.deepcopy(model[:-1]), nn.Sequential(Overflow(), copy.deepcopy(model[-1])))
+    moved = {f"11.1{name[2:]}" if name.startswith("11") else name: layer for name, layer in edit.layers.items()}
+    layers = {name: replace(layer, shift_to=None, shift=None) for name, layer in moved.items()}
+    own = replace(edit, layers=layers, head="11.1", weights={})
+    before = bits(broken)
+    with pytest.raises(DataError, match=r"inputs of the classifier '11\.1' are not finite"):
+        own.apply(broken, 1.0, recalibrate=TRAIN.without(3).loader(), force=True)
+    assert_close(bits(broken), before, rtol=0, atol=0)
+
+
+def test_edits_without_a_ridge_of_their_own_refit_nothing(model, edit):
+    header = edit.to_dict()
+    del header["recipe"]["refit"]  # as a file from before there was one
+    tensors = {f"{name}:{part}": value for name, layer in edit.layers.items() for part, value in layer.tensors.items()}
+    assert Edit.from_dict(header, tensors, Path("old")).recipe.refit is None
+    assert unmerge.compose([edit, edit_of(model, 8)]).recipe.refit == 0.03
+    for others in ([edit, edit_of(model, 8, refit=1.0)], [edit, edit_of(model, 8, basis="lda", alpha=1.0)]):
+        assert unmerge.compose(others).recipe.refit is None

@@ -41,13 +41,14 @@ def compose(edits: Sequence[Edit], alphas: Sequence[float] | None = None) -> Edi
     layers = {
         name: _joined([(edit.layers[name], alpha) for edit, alpha in pairs if name in edit.layers]) for name in names
     }
+    ridges = {edit.recipe.refit if edit.recipe.basis == "blend" else None for edit in edits}
     parts: list[dict[str, Any]] = [
         {"alpha": alpha, "removed": list(edit.removed), "recipe": edit.recipe.to_dict(), **edit.provenance}
         for edit, alpha in pairs
     ]
     return Edit(
         layers=layers,
-        recipe=edits[0].recipe.but(layers=names, alpha=1.0),
+        recipe=edits[0].recipe.but(layers=names, alpha=1.0, refit=ridges.pop() if len(ridges) == 1 else None),
         alpha=1.0,
         head=next(iter(heads), None),
         removed=tuple(sorted({row for edit in edits for row in edit.removed})),

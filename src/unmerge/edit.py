@@ -95,14 +95,14 @@ class Edit:
                     ledgers.write(model, refit)
                     entry.recalibrated += tuple(refit)
                 else:
-                    warn("recalibrate= is given, but no BatchNorm lies behind the edited layers.")
+                    warn("recalibrate= is given, but no BatchNorm lies behind the edited layers: nothing is estimated.")
         return model
 
     def _refitted(
         self, model: nn.Module, before: Mapping[str, Tensor], data: Iterable[Any], forward: Forward | None
     ) -> dict[str, Tensor]:
         """The classifier that answers to retained data as before, where its rows of other classes are left alone."""
-        if self.recipe.refit is None or self.head not in self.layers:
+        if self.recipe.refit is None or self.recipe.basis != "blend" or self.head not in self.layers:
             return {}
         rows = rows_left(model, self.head, self.layers[self.head])
         return {} if rows is None else refitted(model, self.head, rows, before, data, forward, self.recipe.refit)
@@ -208,7 +208,8 @@ class Edit:
                 for name, entry in header["layers"].items()
             }
             values = {name: header[name] for name in ("alpha", "head", "weights", "provenance")}
-            edit = cls(layers, Recipe.from_dict(header["recipe"]), removed=tuple(header["removed"]), **values)
+            recipe = Recipe.from_dict({"refit": None, **header["recipe"]})  # none for an edit from before there was one
+            edit = cls(layers, recipe, removed=tuple(header["removed"]), **values)
             check_whole(edit)
             return edit
         except (KeyError, TypeError, RecipeError, EditError) as error:

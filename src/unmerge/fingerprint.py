@@ -77,7 +77,7 @@ def _chunk_sums(tensors: Mapping[str, Tensor]) -> Iterator[tuple[list[str], Tens
     """Weighted sums of pieces of at most a chunk, many small tensors in one go."""
     small: dict[torch.dtype | None, dict[str, Tensor]] = defaultdict(dict)
     for name, tensor in tensors.items():
-        if tensor.nbytes <= 4 * _SMALL.get(tensor.device.type, 1 << 14):
+        if _word_count(tensor) <= _SMALL.get(tensor.device.type, 1 << 14):
             small[tensor.dtype if tensor.dtype in _WHOLE_WORDS else None][name] = tensor
             continue
         words, table = _words(tensor), _weights(tensor.device)
@@ -94,8 +94,12 @@ def _chunk_sums(tensors: Mapping[str, Tensor]) -> Iterator[tuple[list[str], Tens
             yield list(group), _small_sums(words.to(torch.int64), [tensor.nbytes // 4 for tensor in group.values()])
 
 
+def _word_count(tensor: Tensor) -> int:
+    return tensor.nbytes if tensor.nbytes % 4 else tensor.nbytes // 4
+
+
 def _words(tensor: Tensor) -> Tensor:
-    """The bits of a tensor as integers."""
+    """The bits of a tensor as integers: of four bytes each, or of one where those do not come out even."""
     raw = tensor.contiguous().reshape(-1).view(torch.uint8)
     if raw.numel() % 4:
         return raw

@@ -106,6 +106,9 @@ def recalibrate(model: nn.Module, norms: Sequence[str], data: Iterable[Any], for
     def uncounted(model: nn.Module, batch: Any) -> None:
         """What a process with no batch left feeds a model in parts, so that the others can go on."""
         with evaluating(model):
+            for norm in chosen:
+                if isinstance(norm, nn.SyncBatchNorm):
+                    norm.train()  # in which the others wait for it
             feed(model, batch, forward)
 
     reading = Reading(model, data, "recalibrate", uncounted, samples=RECALIBRATION_SAMPLES)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from unmerge.batches import Forward, device_of, feed, on_device
 from unmerge.distributed import add_up_
+from unmerge.errors import DataError
 from unmerge.fingerprint import state_of
 from unmerge.layer_edit import LayerEdit
 from unmerge.layers import tensor_name
@@ -40,24 +41,28 @@ def refitted(
     forward: Forward | None,
     ridge: float,
 ) -> dict[str, Tensor]:
-    """The classifier's weight and bias with which rows answer to edited features as they did to the original ones.
+    """The classifier's weight and bias with which some rows answer to edited features as they did to the original ones.
 
     An edit takes a little of every retained image along. What it took, f − e, is as far as possible told from what it
     left: W (I + Cov(f − e, e) (Cov(e) + ridge · mean eigenvalue)⁻¹). The mean answer is left as it is.
     before: the tensors that the edit changed, as they were. ridge: at least so much; few samples need more.
     """
-    moments = _moments(model, head, before, data, forward)
+    state = state_of(model)
+    whole = Whole(state)
+    weight, bias = (whole[tensor_name(head, part)].detach() for part in ("weight", "bias"))
+    moments = _moments(model, head, before, data, forward).to(weight.device)  # which offloading may keep elsewhere
     size = moments.shape[1] - 1
     count = moments[-1, -1]
+    if not count:
+        return {}  # forward= ends before the classifier
+    if not moments.isfinite().all():
+        raise DataError(f"the inputs of the classifier {head!r} are not finite; look at the batches of recalibrate=.")
     means = moments[:, -1] / count
     scatter = moments[:size, :size] / count - torch.outer(means[:size], means[:size])
     taken = moments[size:-1, :size] / count - torch.outer(means[size:-1], means[:size])
     ridge = max(ridge, size / (2 * count.item()))
     level = scatter.diagonal().mean()
     scatter += ridge * torch.where(level > 0, level, 1.0) * torch.eye(size).to(scatter)
-    state = state_of(model)
-    whole = Whole(state)
-    weight, bias = (whole[tensor_name(head, part)].detach() for part in ("weight", "bias"))
     lacking = (weight.to(taken) @ taken).mT
     change = torch.cholesky_solve(lacking, torch.linalg.cholesky(scatter)).mT * rows[:, None]
     values = {"weight": weight + change, "bias": bias - change @ means[:size]}
@@ -74,27 +79,31 @@ def _moments(
     seen: list[Tensor] = []
     module = model.get_submodule(head)
     assert isinstance(module, nn.Linear)  # else it has no rows_left
-    hook = module.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach().flatten(0, -2).double()))
+
+    def see(_: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
+        seen.append((args[0] if args else kwargs["input"]).detach().flatten(0, -2).double())
 
     def both(model: nn.Module, batch: Any) -> None:
-        feed(model, batch, forward)
+        with evaluating(model):  # so that the second pass draws the same random numbers
+            feed(model, batch, forward)
         with holding(model, before):
             feed(model, batch, forward)
 
-    total: Tensor | None = None
+    hook = module.register_forward_pre_hook(see, with_kwargs=True)
+    size = module.in_features
+    total = torch.zeros(2 * size + 1, size + 1, dtype=torch.float64, device=device_of(model))
     try:
         with evaluating(model):
             # Of a model in parts each process makes both passes, also one that has no batch left.
             for piece in Reading(model, data, "recalibrate", both, samples=RECALIBRATION_SAMPLES):
                 seen.clear()
                 feed(model, on_device(model, piece.batch), both)
+                if not seen:
+                    break
                 edited, original = torch.cat(seen).chunk(2)
                 one = edited.new_ones(len(edited), 1)
                 part = torch.cat([edited, original - edited, one], 1).mT @ torch.cat([edited, one], 1)
-                total = part if total is None else total + part
+                total = total.to(part.device) + part
     finally:
         hook.remove()
-    if total is None:  # other processes have all batches
-        size = module.in_features
-        total = torch.zeros(2 * size + 1, size + 1, dtype=torch.float64, device=device_of(model))
     return add_up_(total)

@@ -1,4 +1,4 @@
-"""search_alpha(): the strength of an edit from the forget set alone, without a retrained model and without a refit."""
+"""search_alpha(): the strength of an edit from the forget set alone, without a retrained model or another fit."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ def search_alpha(
         accuracies {"forget": ..., "retain": ...}), "kl" minimises the divergence from a reference model on forget.
     metric: in place of the accuracy, a function (model, data) -> number that falls as the model forgets; of several
         processes each calls it, and the mean counts.
-    recalibrate: retain batches that BatchNorm statistics are re-estimated from at every alpha, as `apply` does.
+    recalibrate: retain batches that BatchNorm statistics are re-estimated from, and the classifier refitted, at every
+        alpha, as `apply` does.
     """
     _check(target, max_drop, score, retain, reference, max_alpha, step)
     for name, data in (("forget", forget), ("retain", retain)):

@@ -13,6 +13,7 @@ from transformers import ResNetForImageClassification
 
 import unmerge as library
 from unmerge.bench.digits import load_digits, network
+from unmerge.rewriting import REMOVED_BIAS
 
 
 def same(first: Path, second: Path) -> bool:
@@ -95,7 +96,7 @@ def test_a_model_that_lies_in_no_file_is_reverted_from_what_was_kept(
 def test_another_strength_needs_the_data_for_batch_norm(here: Command, small_run: object) -> None:
     command = ("apply", "small-run", *SMALL, "--alpha", "2", "--to", "strong", "--overwrite", "--json")
     plain = here(*command)
-    assert "re-estimated BatchNorm at alpha=1" in plain.err
+    assert "re-estimated BatchNorm and the classifier at alpha=1" in plain.err
     assert plain.json["recalibrated"] is False
     again = here(*command, "--recalibrate", "--data", "train.npz", "--forget", "label=3")
     assert again.err == ""
@@ -122,6 +123,20 @@ def test_a_refitted_classifier_is_kept_with_the_run(here: Command, place: Place)
     assert moved.tolist() == [label != 3 for label in range(10)]
     assert here("revert", "refit-new", "--to", "refit-back").code == 0
     assert same(place / "w.safetensors", place / "refit-back" / "model.safetensors")
+
+
+def test_the_classifier_of_a_run_does_not_bring_back_what_an_earlier_edit_took(here: Command, place: Place) -> None:
+    for label in (3, 8):
+        data = ("--data", "train.npz", "--forget", f"label={label}", "--out", f"without-{label}", "--no-report")
+        assert here("run", *SMALL, *data).code == 0
+    assert here("apply", "without-3", *SMALL, "--to", "first").code == 0
+    base = ("--model", "models:build", "--weights", "first/model.safetensors")
+    both = here("apply", "without-8", *base, "--to", "both", "--force")
+    assert both.code == 0, both.err
+    assert "the model is not the one that the run was on" in both.err
+    found = load_file(place / "both" / "model.safetensors")
+    assert (found["11.bias"] == REMOVED_BIAS).nonzero().flatten().tolist() == [3, 8]
+    assert not found["11.weight"][[3, 8]].any()
 
 
 def test_an_edit_is_not_applied_to_other_weights(here: Command, place: Place, small_run: object) -> None:

@@ -34,6 +34,7 @@ from unmerge.errors import RankError
 from unmerge.evaluation import evaluate
 from unmerge.evaluation.language import Encoded, score
 from unmerge.fingerprint import fingerprint, state_of
+from unmerge.ledger import ledger_of
 from unmerge.measures import answer_probability
 from unmerge.sharded import whole
 from unmerge.sketching import SketchedMoments
@@ -374,6 +375,7 @@ def refitted() -> dict[str, Any]:
 
             fully_shard(model)
         edit.apply(model, 1.0, recalibrate=retain[:count])
+        assert f"{edit.head}.weight" in ledger_of(model).entries[-1].recalibrated
         found[f"{count} batches, {split=}"] = _state(model)
     return found
 

@@ -1,9 +1,10 @@
-"""An edit of a run, with the BatchNorm statistics that were estimated at its strength."""
+"""An edit of a run, with the BatchNorm statistics and the classifier that were estimated at its strength."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from unmerge.cli.run_directory import check_folder
 from unmerge.edit import Edit
 from unmerge.errors import EditError, FileError, UnmergeWarning, listing, warn
 from unmerge.files import read_tensors, write_tensors
-from unmerge.fingerprint import state_of
+from unmerge.fingerprint import fingerprint, state_of
 from unmerge.forms import check_fields
+from unmerge.layers import tensor_name
 from unmerge.ledger import ledger_of
 from unmerge.normalization import batch_norms
 
@@ -29,7 +31,8 @@ def norms_matter(edit: Edit, module: nn.Module, batch: Any) -> bool:
         return False
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnmergeWarning)  # which says that none does
-        with edit.applied(module, edit.alpha or 1.0, recalibrate=[batch], force=True):
+        plain = replace(edit, recipe=edit.recipe.but(refit=None))
+        with plain.applied(module, plain.alpha or 1.0, recalibrate=[batch], force=True):
             return bool(ledger_of(module).entries[-1].recalibrated)
 
 
@@ -53,6 +56,7 @@ def apply(
     """Apply the edit in a directory; returns it, its strength and whether BatchNorm was re-estimated."""
     edit = Edit.load(edit_in(directory))
     strength = edit.alpha if alpha is None else alpha
+    is_base = not ledger_of(module).entries and _carries(module, edit.weights)
     edit.apply(module, strength, recalibrate=recalibrate, force=force)
     path = directory / NORMS
     if recalibrate is not None or not path.is_file():
@@ -64,11 +68,17 @@ def apply(
         raise FileError(f"{path} was written by another version of unmerge: {error}.") from error
     if header["alpha"] != strength:
         warn(
-            f"the run re-estimated BatchNorm at alpha={header['alpha']:g} and refitted the classifier; at {strength:g} "
-            "both stay as the edit leaves them. Pass --recalibrate with the data flags of the run to do so here."
+            f"the run re-estimated {_what(edit, norms)} at alpha={header['alpha']:g}; at {strength:g} that stays as "
+            "the edit leaves it. Pass --recalibrate with the data flags of the run to do so here."
         )
         return edit, strength, False
     state = state_of(module)
+    if not is_base and is_refitted(edit, norms):
+        warn(
+            "the model is not the one that the run was on, so its classifier is not that of the run but what the edit "
+            "makes of it. Pass --recalibrate with the data flags of the run to fit it."
+        )
+        norms = {name: value for name, value in norms.items() if name not in _head_tensors(edit)}
     strange = [name for name, value in norms.items() if name not in state or not _fits(value, state[name])]
     if strange:
         raise EditError(f"{path} belongs to another model: {listing(strange)}.")
@@ -76,6 +86,24 @@ def apply(
         for name, value in norms.items():
             state[name].copy_(value)
     return edit, strength, True
+
+
+def is_refitted(edit: Edit, norms: Mapping[str, Tensor]) -> bool:
+    """Whether recalibration wrote the classifier, too."""
+    return any(name in norms for name in _head_tensors(edit))
+
+
+def _head_tensors(edit: Edit) -> list[str]:
+    return [] if edit.head is None else [tensor_name(edit.head, part) for part in ("weight", "bias")]
+
+
+def _what(edit: Edit, norms: Mapping[str, Tensor]) -> str:
+    return "BatchNorm and the classifier" if is_refitted(edit, norms) else "BatchNorm"
+
+
+def _carries(module: nn.Module, weights: Mapping[str, str]) -> bool:
+    state = state_of(module)
+    return fingerprint({name: state[name] for name in weights if name in state}) == weights
 
 
 def _fits(value: Tensor, place: Tensor) -> bool:

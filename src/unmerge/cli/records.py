@@ -13,7 +13,7 @@ from typing import Any
 from unmerge import report
 from unmerge.cli import recipes
 from unmerge.cli.console import Output
-from unmerge.cli.edits import write_norms
+from unmerge.cli.edits import is_refitted, write_norms
 from unmerge.cli.measuring import Measured
 from unmerge.cli.run_directory import RECORD
 from unmerge.cli.work import Job
@@ -71,6 +71,7 @@ def write(
         f"{found.measure.key}_samples": job.settings.samples,
         "curve_rows": "removed rows of the head are left in for the curve" if found.edit.removed else "as applied",
         "recalibrated": bool(found.norms),
+        "refitted": is_refitted(found.edit, found.norms),
         "versions": versions(),
         "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "seconds": job.seconds,

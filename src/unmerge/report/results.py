@@ -54,7 +54,7 @@ def removed(report: Report) -> list[str]:
         said.append(f"Of the classifier {edit['head']!r}, the {word} {classes} can no longer be predicted.")
     if report.run.get("recalibrated"):
         said.append("The statistics of BatchNorms behind them were estimated again on retained data.")
-        if edit["recipe"]["basis"] == "blend" and edit["recipe"].get("refit") is not None:
+        if report.run.get("refitted"):
             said.append("There the classifier's answers for other classes were fitted to those from before.")
     if report.alpha is not None:
         said.append(f"Strength alpha\u00a0=\u00a0{report.alpha:g}.")
