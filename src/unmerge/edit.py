@@ -27,7 +27,7 @@ from unmerge.normalization import evaluating, norm_inputs, norms_behind
 from unmerge.normalization import recalibrate as recalibrate_norms
 from unmerge.reading import Reading
 from unmerge.recipe import Recipe
-from unmerge.refitting import refitted, rows_left
+from unmerge.refitting import refitted
 from unmerge.rewriting import rewritten, surviving_share
 from unmerge.sharded import Whole, is_finite, split_like
 from unmerge.stored import LAYER_FACTS, check_edit
@@ -90,22 +90,13 @@ class Edit:
                 remember(entry.recalibrated)
                 if norms:
                     recalibrate_norms(model, norms, recalibrate, forward)
-                    refit = self._refitted(model, entry.present, recalibrate, forward)
+                    refit = refitted(self, model, entry.present, recalibrate, forward)
                     remember(refit)
                     ledgers.write(model, refit)
                     entry.recalibrated += tuple(refit)
                 else:
                     warn("recalibrate= is given, but no BatchNorm lies behind the edited layers: nothing is estimated.")
         return model
-
-    def _refitted(
-        self, model: nn.Module, before: Mapping[str, Tensor], data: Iterable[Any], forward: Forward | None
-    ) -> dict[str, Tensor]:
-        """The classifier that answers to retained data as before, where its rows of other classes are left alone."""
-        if self.recipe.refit is None or self.recipe.basis != "blend" or self.head not in self.layers:
-            return {}
-        rows = rows_left(model, self.head, self.layers[self.head])
-        return {} if rows is None else refitted(model, self.head, rows, before, data, forward, self.recipe.refit)
 
     def revert(self, model: nn.Module, *, force: bool = False) -> nn.Module:
         """Take the edit out again: the weights are bit-identical to before; other edits stay."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -20,33 +20,25 @@ from unmerge.reading import Reading
 from unmerge.rewriting import REMOVED_BIAS
 from unmerge.sharded import Whole, split_like
 
-
-def rows_left(model: nn.Module, head: str, edit: LayerEdit) -> Tensor | None:
-    """Which outputs of a linear classifier an edit leaves alone: those of retained classes. None of another one."""
-    module = model.get_submodule(head)
-    if not isinstance(module, nn.Linear) or module.bias is None or edit.B.dim() != 2:
-        return None
-    bias = Whole(state_of(model))[tensor_name(head, "bias")]
-    gone = bias == torch.tensor(REMOVED_BIAS, dtype=bias.dtype, device=bias.device)
-    left = ~gone & (edit.B == 0).all(1).to(bias.device)
-    return left if left.any() else None
+if TYPE_CHECKING:
+    from unmerge.edit import Edit
 
 
 def refitted(
-    model: nn.Module,
-    head: str,
-    rows: Tensor,
-    before: Mapping[str, Tensor],
-    data: Iterable[Any],
-    forward: Forward | None,
-    ridge: float,
+    edit: Edit, model: nn.Module, before: Mapping[str, Tensor], data: Iterable[Any], forward: Forward | None
 ) -> dict[str, Tensor]:
-    """The classifier's weight and bias with which some rows answer to edited features as they did to the original ones.
+    """The classifier's weight and bias with which retained data get the answers from before; empty where it stays.
 
     An edit takes a little of every retained image along. What it took, f − e, is as far as possible told from what it
     left: W (I + Cov(f − e, e) (Cov(e) + ridge · mean eigenvalue)⁻¹). The mean answer is left as it is.
-    before: the tensors that the edit changed, as they were. ridge: at least so much; few samples need more.
+    before: the tensors that the edit changed, as they were.
     """
+    head, ridge = edit.head, edit.recipe.refit
+    if ridge is None or edit.recipe.basis != "blend" or head not in edit.layers:
+        return {}
+    rows = _rows_left(model, head, edit.layers[head])
+    if rows is None:
+        return {}
     state = state_of(model)
     whole = Whole(state)
     weight, bias = (whole[tensor_name(head, part)].detach() for part in ("weight", "bias"))
@@ -60,7 +52,7 @@ def refitted(
     means = moments[:, -1] / count
     scatter = moments[:size, :size] / count - torch.outer(means[:size], means[:size])
     taken = moments[size:-1, :size] / count - torch.outer(means[size:-1], means[:size])
-    ridge = max(ridge, size / (2 * count.item()))
+    ridge = max(ridge, size / (2 * count.item()))  # few samples need more
     level = scatter.diagonal().mean()
     scatter += ridge * torch.where(level > 0, level, 1.0) * torch.eye(size).to(scatter)
     lacking = (weight.to(taken) @ taken).mT
@@ -70,6 +62,17 @@ def refitted(
         tensor_name(head, part): split_like(value.to(weight.dtype), state[tensor_name(head, part)])
         for part, value in values.items()
     }
+
+
+def _rows_left(model: nn.Module, head: str, edit: LayerEdit) -> Tensor | None:
+    """Which outputs of a linear classifier an edit leaves alone: those of retained classes. None of another one."""
+    module = model.get_submodule(head)
+    if not isinstance(module, nn.Linear) or module.bias is None or edit.B.dim() != 2:
+        return None
+    bias = Whole(state_of(model))[tensor_name(head, "bias")]
+    gone = bias == torch.tensor(REMOVED_BIAS, dtype=bias.dtype, device=bias.device)
+    left = ~gone & (edit.B == 0).all(1).to(bias.device)
+    return left if left.any() else None
 
 
 def _moments(
