@@ -45,7 +45,7 @@ class LayerStatistics:
 
     @property
     def device(self) -> torch.device:
-        return self.moments.mean.device
+        return self.moments.total.device
 
     @property
     def sketch(self) -> int | None:

@@ -87,13 +87,13 @@ def device_of_layer(model: nn.Module, name: str) -> torch.device:
 
 def head_of(model: nn.Module) -> str:
     """The name of the classifier: the last linear layer."""
-    names = [name for name, module in candidates(model).items() if not isinstance(module, nn.Conv2d)]
-    names = names or list(candidates(model))
-    if not names:
-        raise LayerError(
-            f"{type(model).__name__} has no nn.Linear, nn.Conv2d or transformers Conv1D, so there is nothing to edit."
-        )
-    return names[-1]
+    return _head_among(candidates(model), model)
+
+
+def last_quarter(model: nn.Module) -> list[str]:
+    """What `skip_layers="auto"` takes, whether it can be edited or not."""
+    modules = candidates(model)
+    return _from_depth(modules, _head_among(modules, model), "auto")
 
 
 def select(model: nn.Module, layers: LayerChoice = None, skip_layers: int | str = 0) -> Selection:
@@ -104,14 +104,12 @@ def select(model: nn.Module, layers: LayerChoice = None, skip_layers: int | str 
             "model, init = unmerge.interop.peft.merged(model)"
         )
     modules = candidates(model)
-    head = head_of(model)
+    head = _head_among(modules, model)
     named = False
     if layers is None:
         if skip_layers != "auto" and (not isinstance(skip_layers, int) or skip_layers < 0):
             raise LayerError(f"skip_layers={skip_layers!r} is not 'auto' or a whole number from 0.")
-        body = [name for name in modules if name != head]
-        skipped = _three_quarters(len(body)) if skip_layers == "auto" else int(skip_layers)
-        chosen = [*body[skipped:], head]
+        chosen = _from_depth(modules, head, skip_layers)
     elif callable(layers):
         chosen = [name for name, module in modules.items() if layers(name, module)]
     elif not isinstance(layers, Iterable):
@@ -200,8 +198,20 @@ def _dimensions(module: nn.Module) -> int:
     return 4 if isinstance(module, nn.Conv2d) else 2
 
 
-def _three_quarters(count: int) -> int:
-    return count - max(1, count // 4) if count else 0
+def _head_among(modules: Mapping[str, nn.Module], model: nn.Module) -> str:
+    names = [name for name, module in modules.items() if not isinstance(module, nn.Conv2d)] or list(modules)
+    if not names:
+        raise LayerError(
+            f"{type(model).__name__} has no nn.Linear, nn.Conv2d or transformers Conv1D, so there is nothing to edit."
+        )
+    return names[-1]
+
+
+def _from_depth(modules: Iterable[str], head: str, skip_layers: int | str) -> list[str]:
+    """All layers from a depth on, and the classifier; "auto" takes the last quarter."""
+    body = [name for name in modules if name != head]
+    quarter = max(1, len(body) // 4) if body else 0
+    return [*body[len(body) - quarter if skip_layers == "auto" else int(skip_layers) :], head]
 
 
 def _matching(entry: str, model: nn.Module, modules: Mapping[str, nn.Module]) -> list[str]:

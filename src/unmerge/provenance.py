@@ -18,7 +18,7 @@ from unmerge.fitting import Fitted
 from unmerge.heads import removal
 from unmerge.initial import Init
 from unmerge.layer_edit import LayerEdit
-from unmerge.layers import select
+from unmerge.layers import last_quarter
 from unmerge.recipe import Recipe
 from unmerge.request import Request
 from unmerge.verdict import Verdict
@@ -72,7 +72,7 @@ def finished_edit(
         notes["approximations"] += _sketch_words(fitted.sketches)
     samples = {"forget": request.forget, "retain": request.retain, "all": request.whole}
     is_auto = asked.layers is None and asked.skip_layers == "auto"
-    deep = set(select(model, None, "auto").names) if is_auto else set()
+    deep = set(last_quarter(model)) if is_auto else set()
     head = request.head(model)
     edit = Edit(
         layers=layers,

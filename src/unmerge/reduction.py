@@ -57,7 +57,7 @@ def of_all(own: Counted, weights: dict[str, str], device_of: Callable[[str], tor
     for name in _union(entry["layers"] for entry in told):
         shapes = [entry["layers"].get(name) for entry in told]
         layer = own.layers.pop(name, None)  # whose sums end in those of all
-        device = device_of(name) if layer is None else layer.moments.mean.device
+        device = device_of(name) if layer is None else layer.device
         result.layers[name] = _layer(layer, own.labels, result.labels, shapes, device)
         if draws:
             drawn = [draw.get(name, Drawn.nothing()) for draw in draws]

@@ -20,42 +20,46 @@ def combined(one: Statistics, other: Statistics, classes: tuple[int, ...], sign:
     """one + sign · other, with what is kept of these classes; layers that share their value in both share it here."""
     other = other.beside(one).sketched(one.sketches)
     one = one.sketched(other.sketches)
-    done: dict[tuple[int, int], LayerStatistics] = {}
-    layers = {}
-    for name, mine in one.layers.items():
-        key = (id(mine), id(other.layers[name]))
-        if key not in done:
-            done[key] = _layer(one, other, name, classes, sign)
-        layers[name] = done[key]
     counts = dict.fromkeys(classes, 0)
     for owner, times in ((one, 1), (other, sign)):
         for label, count in zip(owner.classes, owner.class_samples, strict=True):
             if label in counts:
                 counts[label] += times * count
-    kept = [place for place, label in enumerate(classes) if counts[label] > 0]
-    if classes:
-        for layer in done.values():
-            layer.class_rows, layer.class_sums = layer.class_rows[kept], layer.class_sums[kept]
+    left = tuple(label for label in classes if counts[label] > 0)
+    moves = [_moves(owner.classes, left) for owner in (one, other)]
+    # Once a device, not once a layer: on a GPU each costs more than what it is for.
+    devices = {layer.device for layer in one.layers.values()}
+    placed = {device: [move.to(device) for move in moves] for device in devices}
+    done: dict[tuple[int, int], LayerStatistics] = {}
+    layers = {}
+    for name, mine in one.layers.items():
+        key = (id(mine), id(other.layers[name]))
+        if key not in done:
+            done[key] = _layer(one, other, name, left, placed[mine.device], sign)
+        layers[name] = done[key]
     return dataclasses.replace(
         one,
         layers=layers,
         samples=one.samples + sign * other.samples,
-        classes=tuple(classes[place] for place in kept),
-        class_samples=tuple(counts[classes[place]] for place in kept),
+        classes=left,
+        class_samples=tuple(counts[label] for label in left),
         counted=one.counted if one.counted == other.counted else None,
         parts=None,
         factors={},
     )
 
 
-def _layer(one: Statistics, other: Statistics, name: str, classes: tuple[int, ...], sign: int) -> LayerStatistics:
+def _layer(
+    one: Statistics, other: Statistics, name: str, classes: tuple[int, ...], moves: list[Tensor], sign: int
+) -> LayerStatistics:
     mine, theirs = one.layers[name], other.layers[name]
     joined = LayerStatistics(mine.moments + theirs.moments if sign > 0 else mine.moments - theirs.moments)
     if classes:
-        joined.class_rows = _spread(mine.class_rows, one.classes, classes)
-        joined.class_sums = _spread(mine.class_sums, one.classes, classes)
-        joined.class_rows = joined.class_rows + sign * _spread(theirs.class_rows, other.classes, classes)
-        joined.class_sums = joined.class_sums + sign * _spread(theirs.class_sums, other.classes, classes)
+        joined.class_rows = mine.class_rows.new_zeros(len(classes))
+        joined.class_sums = mine.class_sums.new_zeros(len(classes), *mine.class_sums.shape[1:])
+        for layer, (here, there), times in zip((mine, theirs), moves, (1, sign), strict=True):
+            joined.class_rows.index_add_(0, there, layer.class_rows[here], alpha=times)
+            joined.class_sums.index_add_(0, there, layer.class_sums[here], alpha=times)
     if sign > 0 and mine.class_moments and theirs.class_moments:
         for owner, layer in ((one, mine), (other, theirs)):
             for code, moments in layer.class_moments.items():
@@ -64,9 +68,8 @@ def _layer(one: Statistics, other: Statistics, name: str, classes: tuple[int, ..
     return joined
 
 
-def _spread(values: Tensor, own: Sequence[int], classes: Sequence[int]) -> Tensor:
-    """A class tensor in the order of other classes, zeros where it has none."""
+def _moves(own: Sequence[int], classes: Sequence[int]) -> Tensor:
+    """(2, n): where each of its own labels stands, and where that is among the classes; others are left behind."""
     place_of = {label: place for place, label in enumerate(classes)}
-    found = [(place_of[label], place) for place, label in enumerate(own) if label in place_of]
-    there, here = torch.tensor(found, dtype=torch.int64, device=values.device).reshape(-1, 2).unbind(1)
-    return values.new_zeros(len(classes), *values.shape[1:]).index_copy_(0, there, values[here])
+    found = [(place, place_of[label]) for place, label in enumerate(own) if label in place_of]
+    return torch.tensor(found, dtype=torch.int64).reshape(-1, 2).mT
