@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+import reference
 from unmerge.orthonormal import orthonormal_columns, orthonormal_rows, spanning, thin_qr
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -67,3 +68,13 @@ def test_rows_that_earlier_ones_explain_are_dropped() -> None:
     found = orthonormal_rows(torch.stack([rows[0], 2 * rows[0], rows[1], rows[0] + rows[1], rows[2]]))
     assert found.shape == (10, 3)
     assert deviation(found) < 1e-12
+
+
+@settings(max_examples=30, deadline=None)
+@given(count=st.integers(0, 6), repeated=st.booleans(), seed=st.integers(0, 999))
+def test_rows_become_what_gram_schmidt_makes_of_them(count: int, repeated: bool, seed: int) -> None:
+    rows = columns_of(9, count, seed, 1e4).mT
+    if repeated and count:
+        rows = torch.cat([rows[:1], -3 * rows])
+    expected = reference.gram_schmidt(list(rows), 9)
+    assert torch.allclose(orthonormal_rows(rows), expected, atol=1e-9)

@@ -39,6 +39,14 @@ def sides_of(sides: tuple[list[Tensor], list[Tensor]]) -> tuple[list[int], list[
     return list(range(lost)), list(range(lost, count))
 
 
+def private_of(means: WhitenedMeans, lost: list[int], kept: list[int]) -> Tensor:
+    return means.private(means.shifts(lost), lost, kept)
+
+
+def lda_of(means: WhitenedMeans, lost: list[int]) -> Tensor:
+    return means.lda(means.shifts(lost))
+
+
 @settings(max_examples=40, deadline=None)
 @given(sides=pools(), ridge=ridges, seed=st.integers(0, 999))
 def test_private_mean_is_the_reference_and_leaves_retain_class_means_alone(
@@ -46,7 +54,7 @@ def test_private_mean_is_the_reference_and_leaves_retain_class_means_alone(
 ) -> None:
     forget, retain = torch.cat(sides[0]), torch.cat(sides[1])
     means = whitened([*sides[0], *sides[1]], ridge)
-    found = means.private(*sides_of(sides))
+    found = private_of(means, *sides_of(sides))
     if len(sides[1]) - 1 >= forget.shape[1]:
         assert found.shape[1] == 0
         return
@@ -76,7 +84,7 @@ def test_lda_is_that_of_the_scatter_within_classes_and_between_them(
     shifts = [rows.mean(0) - retain.mean(0) for rows in sides[0]]
     expected = reference.gram_schmidt([torch.linalg.solve(system, shift) for shift in shifts], every.shape[1])
     means = whitened(classes, ridge, groups)
-    found = means.frame @ means.lda(*sides_of(sides))
+    found = means.frame @ lda_of(means, sides_of(sides)[0])
     assert is_orthonormal(found)
     assert torch.allclose(projector(found), projector(expected), atol=1e-6)
 
@@ -95,7 +103,7 @@ def test_duals_give_the_private_span_without_a_look_at_the_retained_means(
     shares = means.rows / means.rows.sum()
     expected = torch.eye(len(classes), dtype=torch.float64) - shares.unsqueeze(1)
     assert torch.allclose(means.duals @ means.coordinates, expected, atol=1e-6)
-    found, general = (which.private(*sides_of(sides)) for which in (means, dataclasses.replace(means, duals=None)))
+    found, general = (private_of(which, *sides_of(sides)) for which in (means, dataclasses.replace(means, duals=None)))
     assert torch.allclose(projector(found), projector(general), atol=1e-6)
 
 
@@ -115,19 +123,19 @@ def test_coordinates_are_the_whitened_means(sides: tuple[list[Tensor], list[Tens
 def test_a_single_retained_class_spans_nothing_whatever_its_rounding() -> None:
     lost = [rows_of(9, 6, seed, 2.0) for seed in range(2)]
     means = whitened([*lost, rows_of(20, 6, 7)], 1e-2)
-    assert means.private([0, 1], [2]).shape[1] == 2
+    assert private_of(means, [0, 1], [2]).shape[1] == 2
 
 
 def test_a_forgotten_class_with_the_mean_of_the_retained_ones_has_no_direction() -> None:
     kept = [rows_of(10, 5, seed, 1.0) for seed in range(2)]
     same = torch.cat(kept)  # its mean is theirs
     means = whitened([same, rows_of(10, 5, 9, 3.0), *kept], 1e-2)
-    assert means.shifts([0, 1], [2, 3]).shape[1] == 1
-    assert means.lda([0, 1], [2, 3]).shape[1] == 1
-    assert means.private([0, 1], [2, 3]).shape[1] == 1
+    assert means.shifts([0, 1]).shape[1] == 1
+    assert lda_of(means, [0, 1]).shape[1] == 1
+    assert private_of(means, [0, 1], [2, 3]).shape[1] == 1
     alone = whitened([same, *kept], 1e-2)
-    assert alone.lda([0], [1, 2]).shape[1] == 0
-    assert alone.private([0], [1, 2]).shape[1] == 0
+    assert lda_of(alone, [0]).shape[1] == 0
+    assert private_of(alone, [0], [1, 2]).shape[1] == 0
 
 
 @pytest.mark.parametrize("width", [8, 9, 10, 12])
@@ -137,7 +145,7 @@ def test_inputs_that_depend_on_each_other_have_no_private_direction_of_rounding(
     for rows in classes:
         rows[:, -1] = rows[:, 0] + noise * rows[:, 1]
     means = whitened(classes, 1e-2)
-    found = means.private([0], list(range(1, 10)))
+    found = private_of(means, [0], list(range(1, 10)))
     assert found.shape[1] == max(0, min(1, width - 1 - 8))
     if found.shape[1]:  # it tells the forgotten mean from the others, which are alike
         seen = found.T @ means.coordinates
@@ -149,8 +157,8 @@ def test_classes_with_the_same_mean_count_once(count: int) -> None:
     rows = rows_of(12, 8, 0, 2.0)
     others = [rows_of(10, 8, 1 + seed, 1.0) for seed in range(count)]
     once, twice = whitened([rows, *others], 1e-2), whitened([rows, rows, *others], 1e-2, [0, 0, *range(1, count + 1)])
-    first = projector(once.frame @ once.lda([0], list(range(1, count + 1))))
-    again = projector(twice.frame @ twice.lda([0, 1], list(range(2, count + 2))))
+    first = projector(once.frame @ lda_of(once, [0]))
+    again = projector(twice.frame @ lda_of(twice, [0, 1]))
     assert torch.linalg.matrix_rank(again) == 1
     cosine = (first * again).sum()
     assert cosine > 0.8  # twice the rows weigh more in the scatter, which turns the direction a little
@@ -162,9 +170,9 @@ def test_a_gpu_finds_the_same_bases() -> None:
     here, there = (whitened(classes, 1e-2, device=device) for device in ("cpu", "cuda"))
     for lost in ([0], [3, 5]):
         kept = [place for place in range(12) if place not in lost]
-        for find in (WhitenedMeans.lda, WhitenedMeans.private):
-            own, other = find(here, lost, kept), find(there, lost, kept)
-            turned = own if find is WhitenedMeans.lda else here.turn @ own
-            turned_there = other if find is WhitenedMeans.lda else there.turn @ other
-            first, second = here.frame @ turned, there.frame.cpu() @ turned_there
+        found = [
+            [means.frame.cpu() @ part for part in (lda_of(means, lost), means.turn @ private_of(means, lost, kept))]
+            for means in (here, there)
+        ]
+        for first, second in zip(*found, strict=True):
             assert torch.allclose(projector(first), projector(second), atol=1e-7 * (1 + projector(first).abs().max()))

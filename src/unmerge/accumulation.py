@@ -48,6 +48,11 @@ class LayerStatistics:
         return self.moments.total.device
 
     @property
+    def groups(self) -> int | None:
+        """How many groups of inputs a grouped layer has; None for others."""
+        return len(self.moments.total) if self.moments.total.dim() == 2 else None
+
+    @property
     def sketch(self) -> int | None:
         """The size of the sketch that stands for the Gram, where one does."""
         return self.moments.size if isinstance(self.moments, SketchedMoments) else None
@@ -124,10 +129,9 @@ class Accumulator:
     def is_empty(self) -> bool:
         return not any(part.n for part in self._parts.values())
 
-    def is_finite(self) -> Tensor:
-        """Whether all that was counted is finite, as a tensor, so that asking needs no wait."""
-        counted = [part.is_finite() for part in self._parts.values() if part.n]
-        return torch.stack(counted).all() if counted else torch.tensor(True)
+    def largest_sum(self) -> Tensor:
+        """A bound on all that was counted, infinite or NaN where a sum is; as a tensor, so that asking needs no wait."""
+        return reduce(torch.maximum, [part.largest_sum() for part in self._parts.values() if part.n])
 
     def add(self, inputs: Tensor, facts: BatchFacts) -> None:
         if inputs.numel() == 0:  # an expert that is called without a token

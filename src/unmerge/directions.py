@@ -32,6 +32,8 @@ class Directions:
         return self.forget.shape[-1]
 
     def to(self, device: torch.device) -> Directions:
+        if self.forget.device == device:
+            return self
         lift = None if self.lift is None else self.lift.to(device)
         return replace(self, forget=self.forget.to(device), retain=self.retain.to(device), lift=lift)
 
@@ -112,15 +114,16 @@ def _of_means(pools: Pools, recipe: Recipe) -> Directions:
     the mean of that edit and the projection on the lda directions, since where one overdoes the other underdoes,
     `_BLENDED` times over; both take the ridge of the within-class scatter. Neither needs a solver.
     """
-    means, *sides = pools.whitened_means(recipe.ridge)
-    private = means.private(*sides)
-    probes = means.lda(*sides) if recipe.basis == "blend" else private[:, :0]
+    means, lost, kept = pools.whitened_means(recipe.ridge)
+    shifts = means.shifts(lost)
+    private = means.private(shifts, lost, kept)
+    probes = means.lda(shifts) if recipe.basis == "blend" else private[:, :0]
     basis, upper = thin_qr(torch.cat([probes, means.turn @ private], dim=1))
     share = _BLENDED / 2 if probes.shape[1] and private.shape[1] else 1.0
-    there = means.frame.device
-    lift = means.frame @ (share * probes @ upper[:, : probes.shape[1]].mT).to(there)
-    lift = lift + means.responses @ (share * private @ upper[:, probes.shape[1] :].mT).to(there)
-    found = means.frame @ basis.to(there)
+    of_probes, of_private = (share * upper).split([probes.shape[1], private.shape[1]], dim=1)
+    directions = torch.cat([basis, probes @ of_probes.mT], dim=1)
+    answers = torch.cat([torch.zeros_like(basis), private @ of_private.mT], dim=1)
+    found, lift = means.mapped(directions, answers).tensor_split(2, dim=1)
     return Directions(found, found[:, :0], lift)
 
 

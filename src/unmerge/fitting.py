@@ -142,7 +142,7 @@ def _layer_edit(
     has_shift = shift_to is not None and bool(shift.any())
     return LayerEdit(
         B=coefficients.to(kept),
-        Q=forget_basis.to(kept),
+        Q=forget_basis.to(kept).contiguous(),
         shift=shift.to(kept) if has_shift else None,
         shift_to=shift_to if has_shift else None,
         transposed=is_transposed(module),

@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -31,10 +32,13 @@ def is_transposed(module: nn.Module) -> bool:
     """Whether the module stores (in, out): transformers' Conv1D and some experts do."""
     if isinstance(module, Slice):
         return module.is_transposed
+    return _is_conv1d(type(module))
+
+
+@lru_cache(maxsize=256)
+def _is_conv1d(kind: type) -> bool:
     # By name, so that transformers need not be imported.
-    return any(
-        base.__name__ == "Conv1D" and base.__module__ == "transformers.pytorch_utils" for base in type(module).__mro__
-    )
+    return any(base.__name__ == "Conv1D" and base.__module__ == "transformers.pytorch_utils" for base in kind.__mro__)
 
 
 def carries_adapters(model: nn.Module) -> bool:
@@ -63,7 +67,8 @@ def candidates(model: nn.Module) -> dict[str, nn.Module]:
     for name, module in model.named_modules():
         if isinstance(module, (nn.Linear, nn.Conv2d)) or is_transposed(module):
             found[name] = module
-        found |= slices_of(name, module)
+        elif module._parameters:  # of its own
+            found |= slices_of(name, module)
     return found
 
 

@@ -11,7 +11,17 @@ from torch import Tensor
 from unmerge.errors import StatisticsError
 from unmerge.pivots import pivot_near
 from unmerge.products import add_gram_, is_exact
-from unmerge.second_order import Sums, add_outer, add_step_, combined, fill_lower_, matrix_of, narrowed, squares
+from unmerge.second_order import (
+    Sums,
+    add_outer,
+    add_step_,
+    combined,
+    fill_lower_,
+    largest,
+    matrix_of,
+    narrowed,
+    squares,
+)
 
 _WIDENED = 4096  # rows that are copied to float64 at a time
 
@@ -104,9 +114,9 @@ class Moments:
         add_step_(sums, self.n, self.total, self.pivot - centre, +1)
         return sums["gram"]
 
-    def is_finite(self) -> Tensor:
-        """Whether no sum has overflowed or met a NaN, as a tensor, so that asking needs no wait."""
-        return self._total.isfinite().all() & squares(self._sums).to(self.kept).isfinite().all()
+    def largest_sum(self) -> Tensor:
+        """`second_order.largest`: finite where no sum has overflowed or met a NaN."""
+        return largest(self._total, squares(self._sums), self.kept)
 
     @property
     def pivot(self) -> Tensor:
@@ -192,8 +202,8 @@ class Moments:
 
     def _start(self, rows: Tensor) -> None:
         self.kept = torch.promote_types(rows.dtype, torch.float32)
-        pivot = pivot_near(rows, self._given)
-        self._is_shifted = rows.dtype == self.kept or bool(pivot.any())
+        pivot, is_zero = pivot_near(rows, self._given)
+        self._is_shifted = rows.dtype == self.kept or not is_zero
         self._pivot = pivot.double()
         self._total = torch.zeros_like(self._pivot)
         self._start_squares(torch.float64 if rows.device.type == "cpu" else self.kept)

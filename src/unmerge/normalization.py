@@ -153,8 +153,10 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     devices = sorted({tensor.device.index for tensor in model.parameters() if tensor.is_cuda})
     with torch.random.fork_rng(devices=devices), torch.inference_mode(False), torch.no_grad():
         try:
-            model.eval()
+            if any(flags.values()):
+                model.eval()
             yield
         finally:
             for module, training in flags.items():
-                module.training = training
+                if module.training != training:
+                    module.training = training

@@ -68,7 +68,11 @@ def outside(columns: Tensor, others: Tensor, at_least: Tensor) -> Tensor:
 
 def orthonormal_rows(rows: Tensor) -> Tensor:
     """Rows to orthonormal columns in order; a row that earlier ones explain to 1e-6 is dropped."""
-    given = rows.double().cpu()  # every step needs the one before it, and each is too small for a GPU
+    given = rows.double().cpu()  # too small for a GPU
+    basis, upper = torch.linalg.qr(given.mT)
+    lengths = upper.diagonal()  # of what earlier rows leave, if they all count
+    if len(lengths) == len(given) and bool((lengths.abs() > NEGLIGIBLE * given.norm(dim=1)).all()):
+        return (basis * lengths.sign()).contiguous().to(rows.device)
     found = torch.zeros_like(given)
     count = 0
     for row in given:

@@ -9,11 +9,17 @@ _MEAN_TO_DEVIATION = 10.0
 _SOME = 4096  # rows that are looked at
 
 
-def pivot_near(rows: Tensor, given: Tensor | None) -> Tensor:
-    """The given pivot in the rows' type, or their own where there is none or it is that of other rows."""
-    if given is None or _is_rounded(given, rows.dtype) or is_far(given.to(rows.device), rows):
-        return pivot_of(rows)
-    return given.to(rows.device, rows.dtype)
+def pivot_near(rows: Tensor, given: Tensor | None) -> tuple[Tensor, bool]:
+    """The given pivot in the rows' type, or their own where there is none or it is that of other rows; is it zero?
+
+    The given one is looked at where it is: on the CPU that makes nobody wait.
+    """
+    if given is not None and not _is_rounded(given, rows.dtype):
+        placed = given.to(rows.device)
+        if not is_far(placed, rows):
+            return placed.to(rows.dtype), not given.any()
+    pivot = pivot_of(rows)
+    return pivot, not pivot.any()
 
 
 def pivot_of(rows: Tensor) -> Tensor:
@@ -42,7 +48,8 @@ def is_far(pivot: Tensor, rows: Tensor) -> bool:
     some = rows[..., :_SOME, :].float() - pivot.float().unsqueeze(-2)
     # All channels together: one that is nearly silent in a few rows tells nothing.
     mean, variance = some.mean(-2), some.var(-2, correction=0)
-    return bool((mean.square().sum(-1) > _MEAN_TO_DEVIATION**2 * variance.sum(-1)).any() and (variance > 0).any())
+    far = mean.square().sum(-1) > _MEAN_TO_DEVIATION**2 * variance.sum(-1)
+    return bool(far.any() & (variance > 0).any())  # one answer to wait for, not two
 
 
 def _is_rounded(pivot: Tensor, kind: torch.dtype) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -61,10 +61,11 @@ class Pools:
         """m_R, exact in every kind of request."""
         if self._request.retain is not None:
             return self._moments(self._request.retain[self._layer].moments).mean
-        rows, means = self._class_means(self._kept, forgotten=False)
-        if not rows.any():
+        rows, sums = self._class_sums(self._kept, forgotten=False)
+        count = float(rows.sum())
+        if not count:
             raise self._nothing_retained()
-        return (rows.unsqueeze(1) * means).sum(0) / rows.sum()
+        return sums.sum(0) / count
 
     @cached_property
     def retain_scatter(self) -> Tensor:
@@ -151,11 +152,10 @@ class Pools:
         else:
             sources = (self._lost, self._kept)
             names = [source.classes or (None,) for source in sources]
-            found = [self._class_means(source, forgotten=source is self._lost) for source in sources]
+            found = [self._class_sums(source, forgotten=source is self._lost) for source in sources]
             labels = [label for own in names for label in own]
             lost = [True] * len(names[0]) + [False] * len(names[1])
-            rows = torch.cat([own for own, _ in found])
-            sums = torch.cat([means for _, means in found]) * rows.unsqueeze(1)
+            rows, sums = (torch.cat(parts) for parts in zip(*found, strict=True))
             means = self._whitened(labels, rows, sums, ridge)
         # A class without a row here (masked, or routed to other experts) has no mean.
         seen = [place for place, count in enumerate(means.rows.tolist()) if count > 0]
@@ -220,19 +220,30 @@ class Pools:
 
     def _class_means(self, source: Statistics, forgotten: bool) -> tuple[Tensor, Tensor]:
         """Rows and mean (0 without a row) of each class on one side of the request; without labels one class is all."""
+        rows, sums = self._class_sums(source, forgotten)
+        return rows, sums / rows.clamp_min(1).unsqueeze(1)
+
+    def _class_sums(self, source: Statistics, forgotten: bool) -> tuple[Tensor, Tensor]:
+        """The same with Σx in place of the mean."""
         layer = source[self._layer]
         if not source.classes:
             moments = self._moments(layer.moments)
-            return moments.mean.new_tensor([moments.n]), moments.mean.unsqueeze(0)
-        if source is self._request.whole:
-            places = [i for i, label in enumerate(source.classes) if (label in self._request.classes) == forgotten]
-        else:
-            places = list(range(len(source.classes)))
-        rows = layer.class_rows[places]
-        return rows, self._grouped(layer.class_sums[places]) / rows.clamp_min(1).unsqueeze(1)
+            return moments.mean.new_tensor([moments.n]), (moments.n * moments.mean).unsqueeze(0)
+        rows, sums = layer.class_rows, self._grouped(layer.class_sums)
+        if source is not self._request.whole:
+            return rows, sums
+        places = _places(source.classes, self._request.classes, forgotten, rows.device)
+        return rows[places], sums[places]
 
     def _moments(self, moments: Moments) -> Moments:
         return moments if self._group is None else moments.group(self._group)
 
     def _grouped(self, tensor: Tensor, dim: int = 1) -> Tensor:
         return tensor if self._group is None else tensor.select(dim, self._group)
+
+
+@lru_cache(maxsize=8)
+def _places(labels: tuple[int, ...], classes: tuple[int, ...], inside: bool, device: torch.device) -> Tensor:
+    """Where the labels stand that are among some classes, or are not: the same in every layer of a request."""
+    places = [place for place, label in enumerate(labels) if (label in classes) == inside]
+    return torch.tensor(places, dtype=torch.int64, device=device)

@@ -70,6 +70,7 @@ class Recorder:
         self._codes: dict[int, int] = {}
         self._class_samples: dict[int, int] = {}
         self._samples = 0
+        self._is_checked = True  # whether all sums so far are known to be finite
         self._accumulators = {
             name: Accumulator(
                 layer_of(model, name),
@@ -112,6 +113,7 @@ class Recorder:
                 raise self._not_shared(leader, name)
         first = self._samples == 0
         self._samples += size
+        self._is_checked = False
         self._alive.clear()
         if first:
             self._check_called()
@@ -220,12 +222,17 @@ class Recorder:
             )
 
     def _check_finite(self) -> None:
-        leaders = [name for name in self._order if name in self._accumulators]
-        if not leaders:
+        if self._is_checked:
             return
-        finite = torch.stack([self._accumulators[name].is_finite().cpu() for name in leaders])
+        self._is_checked = True
+        leaders = [name for name in self._order if name in self._accumulators]
+        sums = {name: part.largest_sum() for name in leaders if not (part := self._accumulators[name]).is_empty}
+        if not sums:
+            return
+        device = next(iter(sums.values())).device
+        finite = torch.stack([largest.to(device) for largest in sums.values()]).isfinite().cpu()  # one answer, one wait
         if not finite.all():
-            name = leaders[int((~finite).nonzero()[0])]
+            name = list(sums)[int((~finite).nonzero()[0])]
             raise DataError(
                 f"layer {name!r} received NaN or infinite inputs, or ones so large that the sums of their squares are "
                 "infinite. Look at the data, or at the layer before."
@@ -234,7 +241,7 @@ class Recorder:
 
 def _ascending(layer: LayerStatistics, order: list[int]) -> LayerStatistics:
     """Class tensors by ascending label instead of by first appearance."""
-    if not len(layer.class_rows):
+    if not len(layer.class_rows) or order == list(range(len(layer.class_rows))):
         return layer
     # A layer that was not called at the end has seen fewer classes.
     missing = len(order) - len(layer.class_rows)

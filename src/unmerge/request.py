@@ -86,12 +86,13 @@ class Request:
 
     def pools_as_counted(self, layer: str) -> list[Pools]:
         """The same as it was counted: of a sketched layer the means and variances alone."""
-        mean = self.statistics[layer].moments.mean
-        if mean.dim() == 1:
+        groups = self.statistics[layer].groups
+        if groups is None:
             return [Pools(self, layer, None)]
         # Depthwise layers have hundreds of problems with nine features: each is too small for a GPU.
-        here = self if mean.device.type == "cpu" else self.only(layer).with_each(lambda part: part.to("cpu"))
-        return [Pools(here, layer, group) for group in range(len(mean))]
+        on_cpu = self.statistics[layer].device.type == "cpu"
+        here = self if on_cpu else self.only(layer).with_each(lambda part: part.to("cpu"))
+        return [Pools(here, layer, group) for group in range(groups)]
 
     def only(self, layer: str) -> Request:
         """The same request of one layer."""
@@ -111,7 +112,7 @@ class Request:
     def retain_mean(self, layer: str) -> Tensor:
         """m_R as (in,), or (groups, in)."""
         means = [pools.retain_mean for pools in self.pools_as_counted(layer)]
-        return torch.stack(means) if self.statistics[layer].moments.mean.dim() == 2 else means[0]
+        return means[0] if self.statistics[layer].groups is None else torch.stack(means)
 
     def sources(self, layer: str) -> tuple[int, ...]:
         """Equal for layers that share their input, whose bases are then the same."""

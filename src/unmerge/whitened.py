@@ -26,9 +26,8 @@ class WhitenedMeans:
 
     rows: Tensor  # (means,) that each stands for
     coordinates: Tensor  # (r, means), zero on average
-    frame: Tensor  # (in, r), orthonormal: the directions that respond to the coordinates, the span of L⁻ᵀ O
+    maps: Tensor  # (in, 2r): `frame` and `responses` side by side
     turn: Tensor  # (r, r): L⁻ᵀ O = frame · turn
-    responses: Tensor  # (in, r): L O
     lengths: Tensor  # (r, r): the Gram of the responses, so that c has the length √(cᵀ lengths c) in the input
     probes: Tensor  # (r, r): Σ⁻¹ L O = frame · probes, Σ the scatter within classes and between them
     duals: Tensor | None  # (means, r): a direction for each mean in which all others are alike; None where some depend
@@ -62,37 +61,51 @@ class WhitenedMeans:
         system = torch.eye(len(small), dtype=torch.float64) + between @ between.mT
         probes = torch.cholesky_solve(turn.mT, torch.linalg.cholesky(system)).mT
         duals = _duals(found, counts, others, implied) if found.shape[0] == found.shape[1] else None
-        return cls(counts, coordinates, frame, turn, responses, lengths, probes, duals, float(spread))
+        maps = torch.cat([frame, responses], dim=1)
+        return cls(counts, coordinates, maps, turn, lengths, probes, duals, float(spread))
 
-    def shifts(self, lost: Places, kept: Places) -> Tensor:
+    @property
+    def frame(self) -> Tensor:
+        """(in, r), orthonormal: the directions that respond to the coordinates, the span of L⁻ᵀ O."""
+        return self.maps[:, : len(self.turn)]
+
+    @property
+    def responses(self) -> Tensor:
+        """(in, r): L O."""
+        return self.maps[:, len(self.turn) :]
+
+    def mapped(self, directions: Tensor, answers: Tensor) -> Tensor:
+        """frame · directions + responses · answers, in one product on the layer's device."""
+        return self.maps @ torch.cat([directions, answers]).to(self.maps.device)
+
+    def shifts(self, lost: Places) -> Tensor:
         """c − c_R of the forgotten classes, c_R that of the mean of the retained ones.
 
         One whose mean is m_R has no direction, and rounding would make one up.
         """
-        own = self.coordinates[:, lost]
-        shifts = own - self._retained(lost, kept).unsqueeze(1)
-        sizes = (shifts * (self.lengths @ shifts)).sum(0).clamp_min(0).sqrt()
-        return shifts[:, sizes > NEGLIGIBLE * self.spread]
+        shifts = self.coordinates[:, lost] - self._retained(lost)
+        squares = (shifts * (self.lengths @ shifts)).sum(0)
+        return shifts[:, squares > (NEGLIGIBLE * self.spread) ** 2]
 
-    def lda(self, lost: Places, kept: Places) -> Tensor:
+    def lda(self, shifts: Tensor) -> Tensor:
         """orth(Σ⁻¹ (m_c − m_R)) in coordinates of the frame."""
-        return orthonormal_rows((self.probes @ self.shifts(lost, kept)).mT)
+        return orthonormal_rows((self.probes @ shifts).mT)
 
-    def private(self, lost: Places, kept: Places) -> Tensor:
+    def private(self, shifts: Tensor, lost: Places, kept: Places) -> Tensor:
         """The span of the forgotten means outside that of the retained ones, in whitened coordinates."""
-        shifts = self.shifts(lost, kept)
-        size = shifts.norm()
         if self.duals is not None and shifts.shape[1] == len(lost):
-            return spanning(self.duals[lost].mT, at_least=size.new_zeros(()))
-        retained = self.coordinates[:, kept] - self._retained(lost, kept).unsqueeze(1)
+            return spanning(self.duals[lost].mT, at_least=shifts.new_zeros(()))
+        size = shifts.norm()
+        retained = self.coordinates[:, kept] - self._retained(lost)
         # Of the retained shifts one is implied too. Where their means are m_R, as that of a single class is, they are
         # rounding, which spans nothing.
         rest = outside(shifts, retained[:, :-1], at_least=1e-9 * size)
         return spanning(rest, at_least=NEGLIGIBLE * size)
 
-    def _retained(self, lost: Places, kept: Places) -> Tensor:
-        """c_R: what balances the forgotten ones, the mean of all being zero."""
-        return -(self.coordinates[:, lost] @ self.rows[lost]) / self.rows[kept].sum()
+    def _retained(self, lost: Places) -> Tensor:
+        """c_R as a column: what balances the forgotten ones, the mean of all being zero."""
+        rows = self.rows[lost]
+        return -(self.coordinates[:, lost] @ rows / (self.rows.sum() - rows.sum())).unsqueeze(1)
 
 
 def _between(coordinates: Tensor, rows: Tensor, groups: Tensor) -> Tensor:
