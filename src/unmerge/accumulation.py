@@ -130,7 +130,7 @@ class Accumulator:
         return not any(part.n for part in self._parts.values())
 
     def largest_sum(self) -> Tensor:
-        """A bound on all that was counted, infinite or NaN where a sum is; as a tensor, so that asking needs no wait."""
+        """A bound on all that was counted, infinite or NaN where a sum is, as a tensor: asking needs no wait."""
         return reduce(torch.maximum, [part.largest_sum() for part in self._parts.values() if part.n])
 
     def add(self, inputs: Tensor, facts: BatchFacts) -> None:

@@ -32,13 +32,13 @@ def is_transposed(module: nn.Module) -> bool:
     """Whether the module stores (in, out): transformers' Conv1D and some experts do."""
     if isinstance(module, Slice):
         return module.is_transposed
-    return _is_conv1d(type(module))
+    return _has_conv1d(type(module).__mro__)
 
 
 @lru_cache(maxsize=256)
-def _is_conv1d(kind: type) -> bool:
+def _has_conv1d(bases: tuple[type, ...]) -> bool:
     # By name, so that transformers need not be imported.
-    return any(base.__name__ == "Conv1D" and base.__module__ == "transformers.pytorch_utils" for base in kind.__mro__)
+    return any(base.__name__ == "Conv1D" and base.__module__ == "transformers.pytorch_utils" for base in bases)
 
 
 def carries_adapters(model: nn.Module) -> bool:
