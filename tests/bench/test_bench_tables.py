@@ -83,6 +83,15 @@ def test_several_results_may_show_another_table_than_their_summary(several: Path
     assert tables.table("*-zero:fidelity@paper", several).splitlines()[2] == "| wolf | 9.0 |"
 
 
+def test_a_row_that_some_results_have_is_lent_to_others(several: Path) -> None:
+    lines = tables.table("trees-zero with *-zero@paper", several).splitlines()
+    assert lines[2] == "| paper (wolf) | 0.500 | 9.0 |"
+    assert lines[4].startswith("| unmerge | **0.980**")
+    assert tables.table("*-zero with *-zero@mask", several).splitlines()[2] == "| mask (trees, wolf) | 0.850 | 1.5 |"
+    with pytest.raises(FileError, match="'nobody'"):
+        tables.table("*-zero with *-zero@nobody", several)
+
+
 def test_a_missing_result_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="there is no"):
         tables.table("nothing", tmp_path)

@@ -6,7 +6,8 @@
 A block stands between `<!-- results:NAME -->` and `<!-- /results -->`. NAME is a file of results/ without its suffix:
 the summary table of an evaluation (digits, cifar100/trees-zero-0), or "NAME:TABLE" for another of its tables. Of many
 files (cifar100/*-zero-0) it is the mean of every row that all of them have, or with "@ROW" behind it that row of each,
-its mean and its standard deviation.
+its mean and its standard deviation. "NAME with NAMES@ROW" adds the mean of a row that only some files have, such as the
+second retrainings, and says whose it is.
 """
 
 from __future__ import annotations
@@ -52,16 +53,21 @@ def rendered(text: str, results: Path) -> str:
 
 def table(name: str, results: Path) -> str:
     """One table of an evaluation, or over several, as Markdown."""
+    name, _, borrowed = name.partition(" with ")
     source, _, row = name.partition("@")
     file, _, title = source.partition(":")
+
+    def lent(shown: Table) -> Table:
+        return _with_row(shown, borrowed, title or "summary", results) if borrowed else shown
+
     if "*" in file:
         tables = _tables(file, title or "summary", results)
-        return _lines(_each(tables, row) if row else _means(tables))
+        return _lines(lent(_each(tables, row) if row else _means(tables)))
     path = results / f"{file}.json"
     if not path.is_file():
         raise FileError(f"a page shows results:{name}, but there is no {path}. Run the benchmark that writes it.")
     found = _read(path)
-    return _lines(found[title or "summary"], found.settings)
+    return _lines(lent(found[title or "summary"]), found.settings)
 
 
 def _means(tables: Mapping[str, Table]) -> Table:
@@ -86,6 +92,19 @@ def _each(tables: Mapping[str, Table], row: str) -> Table:
     if len(found) > 1:
         cells["deviation"] = _over(list(found.values()), stdev)
     return replace(first, cells=cells, anchors=list(cells))
+
+
+def _with_row(shown: Table, borrowed: str, title: str, results: Path) -> Table:
+    """The table with the mean of a row over the files that have it, behind the rows that nothing is compared with."""
+    pattern, _, row = borrowed.partition("@")
+    found = {name: each[row] for name, each in _tables(pattern, title, results).items() if row in each.cells}
+    if not found:
+        raise FileError(f"a page shows the row {row!r} of {pattern}, and none of these has it.")
+    label = f"{row} ({', '.join(found)})"
+    above = [name for name in shown.cells if name in shown.anchors]
+    order = [*above, label, *(name for name in shown.cells if name not in above)]
+    cells = {**shown.cells, label: _over(list(found.values()), fmean)}
+    return replace(shown, cells={name: cells[name] for name in order}, anchors=[*shown.anchors, label])
 
 
 def _over(rows: list[dict[str, Figure]], taken: Callable[[list[float]], float]) -> dict[str, Figure]:
