@@ -12,8 +12,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from test_networks import torchvision_name
 
 from unmerge.bench import cifar100, paper
+from unmerge.bench.cifar_options import parser
+from unmerge.bench.networks import cifar_resnet
 from unmerge.errors import DataError
 
 FINE = ["apple", "oak_tree", "maple_tree", "dolphin"]
@@ -117,6 +120,20 @@ def test_rows_of_the_paper_and_ablations(monkeypatch: pytest.MonkeyPatch, folder
     assert not list(without.glob("cache/*/first-half-0.safetensors")), "trained only for the rows that need it"
 
 
+@pytest.mark.filterwarnings("ignore::unmerge.errors.UnmergeWarning")
+def test_the_wrong_initial_weights_may_be_named(monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    other = cifar_resnet("tiny", 4).state_dict()
+    named = {name: value.contiguous() for key, value in other.items() if (name := torchvision_name(key)) is not None}
+    save_file(named, tmp_path / "other.safetensors")
+    rows = ["init: default, zero", "init: default, wrong (other)"]
+    wrong = ["--wrong", str(tmp_path / "other.safetensors"), "--ablate", "init", "--only", *rows]
+    found = run(monkeypatch, folder, tmp_path, "--task", "class:dolphin", *wrong)
+    first, second = (found["tables"]["summary"]["rows"][row]["KL forget"] for row in rows)
+    assert first != second
+    assert not list(tmp_path.glob("cache/*/first-half-*"))
+
+
 @pytest.mark.parametrize(("task", "forgotten"), [("class:dolphin", 40), ("coherent", 41), ("random", 8)])
 def test_every_kind_of_request_is_accepted(
     monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path, task: str, forgotten: int
@@ -148,7 +165,7 @@ def test_the_published_tug_of_war_follows_from_the_published_accuracies() -> Non
 
 
 def folder_of(*arguments: str) -> Path:
-    options = cifar100._parser().parse_args(["--data", "images", "--network", "tiny", *arguments])
+    options = parser(None).parse_args(["--data", "images", "--network", "tiny", *arguments])
     return cifar100.Benchmark(options, None).folder  # type: ignore[arg-type]
 
 

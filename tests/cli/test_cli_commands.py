@@ -80,11 +80,12 @@ def test_report_is_written_again(unmerge: Command, small_run: tuple[Path, Result
     assert (out / "report.html").is_file()
 
 
-def test_bench_lists_and_runs(unmerge: Command, here: Command) -> None:
+@pytest.mark.parametrize("between", [[], ["--"]])
+def test_bench_lists_and_runs(unmerge: Command, here: Command, between: list[str]) -> None:
     listed = here("bench", "--json").json["benchmarks"]
     assert {"engine", "recipe"} <= set(listed)
     assert "images" not in listed
-    found = unmerge("bench", "engine", "--", "--help")
+    found = unmerge("bench", "engine", *between, "--help")
     assert found.code == 0
     assert "usage: unmerge bench engine" in found.out
 

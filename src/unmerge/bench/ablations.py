@@ -81,9 +81,11 @@ ABLATIONS: dict[str, Callable[[Cell], Rows]] = {
 }
 
 
-def inits(task: Task, wrong: Callable[[], Mapping[str, Tensor]]) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
-    """Rows with the true initial weights (where there are any), with zero, and with those of another training."""
-    starts: dict[str, Callable[[], Init]] = {"zero": lambda: "zero", "wrong": wrong}
+def inits(
+    task: Task, wrong: Mapping[str, Callable[[], Mapping[str, Tensor]]]
+) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
+    """Rows with the true initial weights (where there are any), with zero, and with those of other trainings."""
+    starts: dict[str, Callable[[], Init]] = {"zero": lambda: "zero", **wrong}
     if task.init != "zero":
         starts = {"true": lambda: task.init, **starts}
     recipes = {"default": Recipe(), "cav-kmeans": paper_cell(task, "cav-kmeans")}

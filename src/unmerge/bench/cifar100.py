@@ -19,7 +19,7 @@ import json
 import platform
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,11 +28,12 @@ from torch import Tensor, nn
 
 from unmerge import __version__
 from unmerge.bench import cifar_data, comparison, paper
-from unmerge.bench.ablations import ABLATIONS, ablated, inits
+from unmerge.bench.ablations import ablated, inits
 from unmerge.bench.caching import short_checksum
+from unmerge.bench.cifar_options import parser
 from unmerge.bench.images import Images
 from unmerge.bench.networks import cifar_resnet, load_trunk, packaged_trunk
-from unmerge.bench.options import positive, table_parser, tables_folder
+from unmerge.bench.options import tables_folder
 from unmerge.bench.tasks import Task, task_of
 from unmerge.bench.training import SCHEDULES, train
 from unmerge.errors import DataError, UnmergeWarning, suggest
@@ -47,7 +48,7 @@ RANDOM = 2500
 
 
 def main() -> None:
-    options = _parser().parse_args()
+    options = parser(__doc__).parse_args()
     torch.backends.cudnn.benchmark = True
     data = cifar_data.load(options.data).to(options.device)
     if options.subset is not None:
@@ -113,7 +114,7 @@ class Benchmark:
         seconds: dict[str, float] = {}
         chosen = dict(comparison.methods(task, seed=self.options.seed, published=True))
         for ablation in self.options.ablate:
-            chosen |= dict(inits(task, self._stranger) if ablation == "init" else ablated(task, ablation))
+            chosen |= dict(inits(task, self._strangers()) if ablation == "init" else ablated(task, ablation))
         if self.options.only:
             unknown = [name for name in self.options.only if name not in chosen]
             if unknown:
@@ -168,19 +169,21 @@ class Benchmark:
         classes = self.data.classes_of(name)
         return self.data.train.has(classes), tuple(classes)
 
-    def _initial(self, seed: int) -> nn.Module:
-        """The weights that training starts from."""
+    def _initial(self, seed: int, trunk: Mapping[str, Tensor] | None = None) -> nn.Module:
+        """The weights that training starts from, or those that another trunk would give it."""
         torch.manual_seed(seed)
         model: nn.Module = cifar_resnet(self.options.network, len(self.data.classes)).to(self.options.device)
-        if self.options.init == "pretrained":
-            load_trunk(model, self.trunk)
+        if trunk or self.trunk:
+            load_trunk(model, trunk or self.trunk)
         return model
 
-    def _stranger(self) -> dict[str, Tensor]:
-        """The weights of a network of the same form that was trained on other data: on half of the classes."""
+    def _strangers(self) -> dict[str, Callable[[], Mapping[str, Tensor]]]:
+        """Weights of a network of the same form from other data: those named, or trained on half of the classes."""
+        own, path = self.options.seed, self.options.wrong
+        if path is not None:
+            return {f"wrong ({path.stem})": lambda: self._initial(own, load_weights(path)).state_dict()}
         half = self.data.train.where(self.data.train.labels < len(self.data.classes) // 2)
-        own = self.options.seed
-        return self._network(f"first-half-{own}", half, own + 7, own).state_dict()
+        return {"wrong": lambda: self._network(f"first-half-{own}", half, own + 7, own).state_dict()}
 
     def _network(self, name: str, images: Images, seed: int, start_seed: int) -> nn.Module:
         """A network trained with a seed; `start_seed` is that of the head which a pretrained trunk gets."""
@@ -224,25 +227,6 @@ class Benchmark:
 def _retraining_seed(seed: int) -> int:
     """The seed that the retrained model of a seed is trained with: not that of the fine-tuned one."""
     return seed + 1
-
-
-def _parser() -> argparse.ArgumentParser:
-    data, only = "folder with CIFAR-100 (torchvision's, or mosaics)", "only these rows, such as unmerge 'logit mask'"
-    parser = table_parser("cifar100", __doc__, data, only)
-    parser.add_argument("--task", default="trees", help="what is forgotten (default: trees)")
-    parser.add_argument("--init", choices=["zero", "pretrained"], default="zero")
-    parser.add_argument(
-        "--checkpoint",
-        type=Path,
-        help="for --init pretrained: a ResNet-50 with torchvision's names (default: imgsim's)",
-    )
-    parser.add_argument("--reference", type=int, help="seed of the retrained model (default: that of --seed)")
-    parser.add_argument("--network", choices=["tiny", "resnet18", "resnet50"], default="resnet50")
-    parser.add_argument("--fast", action="store_true", help="30 epochs instead of the paper's 100 (15 for 50)")
-    parser.add_argument("--epochs", type=positive, help="of training, in place of the schedule's")
-    parser.add_argument("--ablate", nargs="+", choices=[*ABLATIONS, "init"], default=[], help="further rows")
-    parser.add_argument("--subset", type=positive, help="only the first images of each class, to try things out")
-    return parser
 
 
 if __name__ == "__main__":

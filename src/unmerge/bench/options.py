@@ -14,8 +14,12 @@ def table_parser(name: str, description: str | None, data: str, only: str) -> ar
     parser.add_argument("--data", type=Path, required=True, help=data)
     parser.add_argument("--only", nargs="+", metavar="ROW", help=only)
     parser.add_argument("--floor", action="store_true", help="retrain a second time: the noise of every figure")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--seed", type=int, default=0, help="of training and of every draw (default: 0)")
+    parser.add_argument(
+        "--device",
+        default="cuda" if torch.cuda.is_available() else "cpu",
+        help="cpu, cuda or cuda:N (default: cuda where there is one)",
+    )
     parser.add_argument("--cache", type=Path, default=Path(".bench") / name, help="networks and answers")
     parser.add_argument("--out", type=Path, help=f"folder of the tables (default: results/{name}, .bench for a trial)")
     return parser

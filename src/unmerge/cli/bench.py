@@ -21,7 +21,7 @@ from unmerge.errors import suggest
 EXAMPLES = [
     "unmerge bench   # lists the benchmarks",
     "unmerge bench engine --images 2000",
-    "unmerge bench engine -- --help",
+    "unmerge bench engine --help",
 ]
 
 
@@ -30,7 +30,7 @@ def bench(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="The benchmark; none lists them.")] = None,
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="ARGS", help="Given on to it; after -- where flags clash."),
+        typer.Argument(metavar="ARGS", help="All that stands behind its name, --help too, is its own."),
     ] = None,
 ) -> None:
     """Run a benchmark of the package, as python -m unmerge.bench.NAME does."""
@@ -44,6 +44,8 @@ def bench(
         raise typer.BadParameter(f"there is no benchmark {name!r}. {suggest(name, known)}")
     module = importlib.import_module(f"unmerge.bench.{name}")
     before, given = sys.argv, list(arguments or [])
+    if given[:1] == ["--"]:
+        del given[0]
     takes_arguments = bool(inspect.signature(module.main).parameters)
     sys.argv = [f"unmerge bench {name}", *given]
     try:
@@ -66,5 +68,5 @@ def _benchmarks() -> dict[str, str]:
 
 
 def register(app: typer.Typer) -> None:
-    settings = {"allow_extra_args": True, "ignore_unknown_options": True}
+    settings = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
     add(app, "bench", bench, EXAMPLES, context_settings=settings)
