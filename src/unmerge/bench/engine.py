@@ -3,19 +3,20 @@
     python -m unmerge.bench.engine                              # ResNet-18, two CPU cores, a few minutes
     python -m unmerge.bench.engine --device cuda --model resnet50 --images 50000 --forget 2500
 
-A request = statistics of what is read, bases and solve. The first request reads everything (S): the forget set F and
-the rest. The next one on the same checkpoint reads only its F, a class request nothing. Recalibration is not included.
+A request = statistics of what is read, bases and solve, timed from end to end and in its parts. The first request reads
+everything (S): the forget set F and the rest. The next one on the same checkpoint reads only its F, a class request
+nothing. Recalibration is not included. Each is made several times: the best counts, the slowest is told.
 """
 
 from __future__ import annotations
 
 import argparse
+import platform
 import resource
 import tempfile
-import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,19 +26,20 @@ import unmerge
 from unmerge.bases import pca
 from unmerge.bench.images import Batches, half_precision
 from unmerge.bench.networks import cifar_resnet
+from unmerge.bench.stopwatch import Stopwatch
 from unmerge.eigen import captured
+from unmerge.evaluation import Column, Evaluation, Figure, Table
 from unmerge.files import load_weights
 from unmerge.layers import candidates
 from unmerge.normalization import batch_norms, evaluating, recalibrate
 
-Result = TypeVar("Result")
-
-SOLVE_REPEATS = 3  # the best of which is printed
+REPEATS = 3
+_WITH_PASSES = ("first request", "first request: passes", "next request", "next request: pass over F")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=["resnet18", "resnet50"], default="resnet18")
+    parser.add_argument("--model", choices=["tiny", "resnet18", "resnet50"], default="resnet18")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--images", type=int, default=5000, help="size of S (default: 5000)")
     parser.add_argument("--forget", type=int, default=500, help="size of F, a part of S (default: 500)")
@@ -45,6 +47,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="an .npz of images (n, 32, 32, 3) and labels (default: random)")
     parser.add_argument("--weights", type=Path, help="the model's weights as safetensors (default: untrained)")
     parser.add_argument("--basis", default="auto", help="of the recipe whose requests are timed (default: auto)")
+    parser.add_argument("--out", type=Path, help="folder of the tables (default: they are printed alone)")
     parser.add_argument("--no-eigh", action="store_true", help="leave out the comparison with full float64 eigh")
     options = parser.parse_args()
     if not 0 < options.forget < options.images:
@@ -52,8 +55,6 @@ def main() -> None:
     device = torch.device(options.device)
     torch.manual_seed(0)
 
-    machine = torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
-    print(f"{options.model}, {options.images:,} images, {machine}, torch {torch.__version__}")
     if options.data is None:
         images, labels = random_images(options.images)
     else:
@@ -69,133 +70,124 @@ def main() -> None:
     else:
         model.load_state_dict(load_weights(options.weights))
         model.to(device)
-    forward = half_precision if device.type == "cuda" else None
-    recipe = unmerge.Recipe(basis=options.basis)
-    measure(model, everything, forget, rest, forward, device, recipe, not options.no_eigh)
+    tables = measure(model, everything, forget, rest, device, options.basis, not options.no_eigh)
+    machine = torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
+    versions = {"unmerge": unmerge.__version__, "torch": torch.__version__, "python": platform.python_version()}
+    named = {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
+    found = Evaluation(tables, {}, {**named, "seed": 0, "machine": machine, "versions": versions})
+    print(f"{options.model}, {options.images:,} images, {machine}, torch {torch.__version__}\n\n{found}")
+    if options.out is not None:
+        name = f"{options.model}-{device.type}"
+        found.to_json(options.out / f"{name}.json")
+        found.to_markdown(options.out / f"{name}.md")
+        print(f"\nwritten: {options.out / name}.json and .md")
 
 
 def measure(
-    model: nn.Module,
-    everything: Batches,
-    forget: Batches,
-    rest: Batches,
-    forward: Any,
-    device: torch.device,
-    recipe: unmerge.Recipe,
-    with_eigh: bool,
-) -> None:
-    """Print the seconds of each step and their ratios."""
-
-    def timed(work: Callable[[], Result], repeats: int = 1) -> tuple[Result, float]:
-        best = float("inf")
-        for _ in range(repeats):
-            _synchronize(device)
-            start = time.perf_counter()
-            result = work()
-            _synchronize(device)
-            best = min(best, time.perf_counter() - start)
-        return result, best
-
-    layers = edited_layers(model)
-    warm = 3 if device.type == "cuda" else 1
+    model: nn.Module, everything: Batches, forget: Batches, rest: Batches, device: torch.device, basis: str, eigh: bool
+) -> dict[str, Table]:
+    """The seconds of each step, and a table of sizes and rates."""
+    times, sizes = Stopwatch(device), dict[str, float]()
+    forward = half_precision if device.type == "cuda" else None
+    recipe, layers = unmerge.Recipe(basis=basis), edited_layers(model)
+    repeats = REPEATS if device.type == "cuda" else 1  # of what reads all images
 
     def collect(data: Batches, like: Any = layers) -> unmerge.Statistics:
         return unmerge.collect(model, data, like, forward=forward)
 
-    def both() -> tuple[unmerge.Statistics, unmerge.Statistics]:
-        first = collect(forget)
-        return first, collect(rest, first)
+    def fit(step: str, *sources: unmerge.Statistics, **named: Any) -> unmerge.Edit:
+        found = unmerge.fit(model, *sources, init="zero", **{"recipe": recipe, **named})
+        times.note(step, found.provenance["seconds"])
+        return found
 
     collect(forget)  # the first call of a process is slow
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    _, plain = timed(lambda: plain_forward(model, everything, forward), warm)
-    _, plain_forget = timed(lambda: plain_forward(model, forget, forward), warm)
-    before = _peak_memory(device)
-    (part, retain), passes = timed(both, warm)
-    edit, fit_seconds = timed(lambda: unmerge.fit(model, part, retain, init="zero", recipe=recipe), SOLVE_REPEATS)
-    memory = _peak_memory(device)
+    times.made("plain forward over S", lambda: plain_forward(model, everything, forward), repeats)
+    times.made("plain forward over F", lambda: plain_forward(model, forget, forward), repeats)
+    sizes["peak memory of a plain forward, GiB"] = _peak_memory(device) / 2**30
+    for _ in range(repeats):
+        with times("first request"):
+            with times("first request: passes"):
+                part = collect(forget)
+                retain = collect(rest, part)
+            edit = fit("first request", part, retain)
+    sizes["peak memory of the first request, GiB"] = _peak_memory(device) / 2**30
     whole = part + retain
-    print(f"\nplain forward over S              {plain:9.3f} s")
-    print(f"plain forward over F              {plain_forget:9.3f} s")
-    print(f"first request: passes             {passes:9.3f} s   {passes / plain:.2f}x a plain forward")
-    print(f"               bases and solve    {fit_seconds:9.3f} s")
-    print(f"               in all             {passes + fit_seconds:9.3f} s   {(passes + fit_seconds) / plain:.2f}x")
     if device.type == "cuda":
-        _print_matrix_rate(whole, passes - plain, timed)
+        beyond = times.best("first request: passes") - times.best("plain forward over S")
+        sizes |= _matrix_rates(whole, beyond, device)
+    if eigh:
+        sizes |= _compared_with_eigh(model, part, retain, edit, times)
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "all.safetensors"
-        _, save_seconds = timed(lambda: whole.save(path))
-        loaded, load_seconds = timed(lambda: unmerge.Statistics.load(path, device))
-        megabytes = path.stat().st_size / 2**20
-    print(f"statistics of S on disk           {megabytes:9.0f} MiB   ", end="")
-    print(f"(saved in {save_seconds:.2f} s, read in {load_seconds:.2f} s)")
-    following, next_part = timed(lambda: collect(forget, loaded), warm)
-
-    def next_edit() -> unmerge.Edit:
-        return unmerge.fit(model, following, loaded - following, init="zero", recipe=recipe)
-
-    next_made, next_fit = timed(next_edit, SOLVE_REPEATS)
-    print(f"next request:  pass over F        {next_part:9.3f} s   {next_part / plain_forget:.2f}x a plain forward")
-    print(f"               in all             {next_part + next_fit:9.3f} s   (factors of S cached)")
-    print(f"               seconds a phase    {next_made.provenance['seconds']}")
-    for basis in ("blend", "lda", "private-mean"):
-        recipe = unmerge.Recipe(basis=basis)
-        label = sorted(whole.classes)[0]
-
-        def from_classes(recipe: unmerge.Recipe = recipe, label: int = label) -> unmerge.Edit:
-            return unmerge.fit(model, classes=[label], statistics=whole, init="zero", recipe=recipe)
-
-        from_classes()
-        _, seconds = timed(from_classes, warm)
-        print(f"class request: {basis:18} {seconds:9.3f} s   (factors of S cached)")
-    _, apply_seconds = timed(lambda: edit.revert(edit.apply(model, alpha=1.0)))
-    print(f"apply and revert                  {apply_seconds:9.3f} s")
-    print(f"peak memory                       {memory / 2**30:9.2f} GiB   (plain forward {before / 2**30:.2f})")
-    if with_eigh:
-        lda = unmerge.Recipe(basis="lda")  # whose bases hold the leading eigenvectors, as eigh's do
-        _, lda_seconds = timed(lambda: unmerge.fit(model, part, retain, init="zero", recipe=lda), SOLVE_REPEATS)
-        compare_with_eigh(retain, edit, {edit.recipe.basis: fit_seconds, "lda": lda_seconds}, timed)
+        times.made("statistics of S saved", lambda: whole.save(path))
+        loaded = times.made("statistics of S read", lambda: unmerge.Statistics.load(path, device))
+        sizes["statistics of S on disk, MiB"] = path.stat().st_size / 2**20
+    # What depends on S alone is made by the first request and kept with its statistics.
+    unmerge.fit(model, part, loaded - part, init="zero", recipe=recipe)
+    for _ in range(REPEATS):
+        with times("next request"):
+            with times("next request: pass over F"):
+                part = collect(forget, loaded)
+            fit("next request", part, loaded - part)
+    for own in ("blend", "lda", "private-mean"):
+        request: Any = {"classes": [min(whole.classes)], "statistics": whole, "recipe": unmerge.Recipe(basis=own)}
+        unmerge.fit(model, init="zero", **request)
+        for _ in range(REPEATS):
+            with times(f"class request, {own}"):
+                fit(f"class request, {own}", **request)
+    times.made("edit applied and reverted", lambda: edit.revert(edit.apply(model, alpha=1.0)), REPEATS)
+    beside = {step: f"plain forward over {'S' if step.startswith('first') else 'F'}" for step in _WITH_PASSES}
+    values = {name: {"value": Figure(size)} for name, size in sizes.items()}
+    return {
+        "times": times.table("times", beside, "x forward"),
+        "sizes": Table("sizes", [Column("value", digits=2)], values),
+    }
 
 
-def compare_with_eigh(
-    retain: unmerge.Statistics, edit: unmerge.Edit, own: dict[str, float], timed: Callable[..., Any]
-) -> None:
-    """Full float64 eigendecompositions of the same matrices against the request's bases and solve."""
-    seconds, worst = 0.0, 1.0
+def _compared_with_eigh(
+    model: nn.Module, part: unmerge.Statistics, retain: unmerge.Statistics, edit: unmerge.Edit, times: Stopwatch
+) -> dict[str, float]:
+    """Full float64 eigendecompositions of the same matrices against a request's bases and solve."""
+    step, worst = "float64 eigh of the same matrices", 1.0
+    alone = Stopwatch(retain[next(iter(edit.layers))].device)
     for name in edit.layers:
         scatter = retain[name].moments.scatter.double()
-        # As often as the request's own solve, of which the best time counts too.
-        (_, vectors), one = timed(lambda scatter=scatter: torch.linalg.eigh(scatter), SOLVE_REPEATS)
-        seconds += one
+        _, vectors = alone.made(name, partial(torch.linalg.eigh, scatter), REPEATS)
         found = pca(retain[name].moments.scatter, edit.recipe.retain_rank)
         best = vectors[:, -found.shape[1] :]
         worst = min(worst, (captured(scatter, found) / captured(scatter, best)).item())
-    times = ", ".join(f"{seconds / one:.1f}x bases and solve of {basis} ({one:.3f} s)" for basis, one in own.items())
-    print(f"float64 eigh of the same matrices {seconds:9.3f} s   {times}")
-    print(f"captured energy, worst layer      {100 * worst:9.4f} %")
+    times.seconds[step] = [sum(each) for each in zip(*alone.seconds.values(), strict=True)]
+    ratios = {}
+    for basis in ("blend", "lda"):  # of which lda's bases hold the leading eigenvectors, as eigh's do
+        own = f"bases and solve, {basis}"
+        recipe = unmerge.Recipe(basis=basis)
+        times.made(own, partial(unmerge.fit, model, part, retain, init="zero", recipe=recipe), REPEATS)
+        ratios[f"float64 eigh / {own}"] = times.best(step) / times.best(own)
+    return {**ratios, "energy that the bases miss of eigh's, worst layer, per million": 1e6 * (1 - worst)}
 
 
-def _print_matrix_rate(whole: unmerge.Statistics, seconds: float, timed: Callable[..., Any]) -> None:
+def _matrix_rates(whole: unmerge.Statistics, seconds: float, device: torch.device) -> dict[str, float]:
     """How near the Gram products come to the rate of a large product, all time beyond a plain forward being theirs."""
     # Half of each symmetric product; layers that share their input share one.
     shapes = {id(layer): (layer.moments.n, layer.moments.mean.numel()) for layer in whole.layers.values()}
     operations = sum(rows * width**2 for rows, width in shapes.values())
-    size = 8192
-    square = torch.randn(size, size, device="cuda", dtype=torch.bfloat16)
-    _, one = timed(lambda: square @ square, 5)
-    peak = 2 * size**3 / one
-    rate = operations / seconds
-    print(
-        f"               Gram products      {operations / 1e12:9.1f} TFLOP in {seconds:.3f} s beyond the forward: ",
-        end="",
-    )
-    print(f"{rate / 1e12:.0f} TFLOP/s, {100 * rate / peak:.0f} % of the measured {peak / 1e12:.0f}")
+    size, product = 8192, Stopwatch(device)
+    square = torch.randn(size, size, device=device, dtype=torch.bfloat16)
+    product.made("large", lambda: square @ square, 5)
+    rate, peak = operations / seconds / 1e12, 2 * size**3 / product.best("large") / 1e12
+    return {
+        "Gram products, TFLOP": operations / 1e12,
+        "Gram products in the time beyond a plain forward, TFLOP/s": rate,
+        "a large product, TFLOP/s": peak,
+        "share of its rate that the Gram products reach, %": 100 * rate / peak,
+    }
 
 
 def edited_layers(model: nn.Module) -> list[str]:
-    """ResNet-18: the last stage and the head; ResNet-50: what skip_layers=40 takes, layer3.5 on."""
+    """The last stage and the head; ResNet-50: what skip_layers=40 takes, layer3.5 on."""
     names = list(candidates(model))
     stages = [name.split(".")[3] if "stages" in name else "" for name in names]
     blocks = [name.split(".")[5] if "stages" in name else "" for name in names]
@@ -203,7 +195,7 @@ def edited_layers(model: nn.Module) -> list[str]:
     return [
         name
         for name, stage, block in zip(names, stages, blocks, strict=True)
-        if stage == "3" or (deep and stage == "2" and block == "5") or "classifier" in name
+        if stage == max(stages) or (deep and stage == "2" and block == "5") or "classifier" in name
     ]
 
 
@@ -225,11 +217,6 @@ def plain_forward(model: nn.Module, data: Batches, forward: Any) -> None:
     with evaluating(model):
         for batch in data:
             model(batch[0]) if forward is None else forward(model, batch)
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
 
 
 def _peak_memory(device: torch.device) -> int:

@@ -21,7 +21,7 @@ _LEGEND = "↑ higher, ↓ lower, → nearer to the retrained model is better"
 def text(result: Evaluation) -> str:
     """Every table with aligned columns; the best cells carry a star."""
     parts = [table_text(table) for table in result.tables.values()]
-    parts += [f"(* best; {_legend(result)})"] if parts else []
+    parts += [f"(* best; {legend})"] if (legend := _legend(result)) else []
     parts += [_missing(result, "- {}: {}")] if result.missing else []
     return "\n\n".join(parts)
 
@@ -33,7 +33,7 @@ def markdown(result: Evaluation, models_as: Layout = "rows") -> str:
         rule = ["---", *["---:"] * (len(header) - 1)]
         lines = "\n".join(f"| {' | '.join(line)} |" for line in (header, rule, *rows))
         parts.append(f"**{table.title}**\n\n{lines}")
-    parts += [f"{_legend(result)}."] if parts else []
+    parts += [f"{legend}."] if (legend := _legend(result)) else []
     parts += [_missing(result, "- {}: {}")] if result.missing else []
     return "\n\n".join(parts) + "\n"
 
@@ -150,7 +150,9 @@ def _missing(result: Evaluation, line: str, title: str = "missing") -> str:
 
 
 def _legend(result: Evaluation) -> str:
-    """What arrows mean and, where there are intervals, what stands behind ±."""
+    """What arrows mean and, where there are intervals, what stands behind ±; nothing where nothing is better."""
+    if not any(column.better for table in result.tables.values() for column in table.columns):
+        return ""
     figures = (figure for table in result.tables.values() for row in table.cells.values() for figure in row.values())
     if all(figure.low is None for figure in figures):
         return _LEGEND
