@@ -8,25 +8,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import unmerge
 from networks import mlp
+from unmerge.bench.stopwatch import operations
 
 FEW, MANY, CLASSES, WIDTH = 4, 12, 10, 24
 RECIPE = unmerge.Recipe(skip_layers=0)
-
-
-class Steps(TorchDispatchMode):
-    """Counts the operations inside."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += 1
-        return function(*args, **(kwargs or {}))
 
 
 def batches(forgotten: bool | None = None) -> list[tuple[Tensor, Tensor]]:
@@ -59,7 +47,5 @@ def test_a_layer_more_costs_a_request_few_steps(request_of: Callable[..., Callab
     for layers in (FEW, MANY):
         made = request_of(mlp([WIDTH] * layers + [CLASSES], dtype=torch.float32))
         made()  # what is kept with the statistics of everything is made by the first request
-        with Steps() as steps:
-            made()
-        counts.append(steps.count)
+        counts.append(operations(made))
     assert (counts[1] - counts[0]) / (MANY - FEW) <= most

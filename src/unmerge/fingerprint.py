@@ -90,7 +90,8 @@ def _chunk_sums(tensors: Mapping[str, Tensor]) -> Iterator[tuple[list[str], Tens
             parts = [_words(tensor) for tensor in group.values()]
             yield list(group), _small_sums(torch.cat(parts).to(torch.int64), [len(part) for part in parts])
         else:  # a call a tensor, since these are most of a network's
-            words = torch.cat([tensor.reshape(-1) for tensor in group.values()]).view(torch.int32)
+            flat = [tensor if tensor.dim() == 1 else tensor.reshape(-1) for tensor in group.values()]
+            words = torch.cat(flat).view(torch.int32)
             yield list(group), _small_sums(words.to(torch.int64), [tensor.nbytes // 4 for tensor in group.values()])
 
 

@@ -26,7 +26,7 @@ import unmerge
 from unmerge.bases import pca
 from unmerge.bench.images import Batches, half_precision
 from unmerge.bench.networks import cifar_resnet
-from unmerge.bench.stopwatch import Stopwatch
+from unmerge.bench.stopwatch import Stopwatch, operations
 from unmerge.eigen import captured
 from unmerge.evaluation import Column, Evaluation, Figure, Table
 from unmerge.files import load_weights
@@ -132,12 +132,17 @@ def measure(
             with times("next request: pass over F"):
                 part = collect(forget, loaded)
             fit("next request", part, loaded - part)
+    sizes["operations of a plain forward over F"] = operations(lambda: plain_forward(model, forget, forward))
+    sizes["operations of the next request: pass over F"] = operations(lambda: collect(forget, loaded))
+    again = partial(unmerge.fit, model, init="zero", recipe=recipe)
+    sizes["operations of the next request: the rest"] = operations(lambda: again(part, loaded - part))
     for own in ("blend", "lda", "private-mean"):
         request: Any = {"classes": [min(whole.classes)], "statistics": whole, "recipe": unmerge.Recipe(basis=own)}
         unmerge.fit(model, init="zero", **request)
         for _ in range(REPEATS):
             with times(f"class request, {own}"):
                 fit(f"class request, {own}", **request)
+        sizes[f"operations of a class request, {own}"] = operations(partial(unmerge.fit, model, init="zero", **request))
     times.made("edit applied and reverted", lambda: edit.revert(edit.apply(model, alpha=1.0)), REPEATS)
     beside = {step: f"plain forward over {'S' if step.startswith('first') else 'F'}" for step in _WITH_PASSES}
     values = {name: {"value": Figure(size)} for name, size in sizes.items()}

@@ -1,13 +1,14 @@
-"""Seconds of the steps of a benchmark, each made several times."""
+"""Seconds of the steps of a benchmark, each made several times, and how many operations a step launches."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from unmerge.evaluation import Column, Figure, Table
 
@@ -59,3 +60,20 @@ class Stopwatch:
     def _synchronize(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+
+
+def operations(work: Callable[[], object]) -> int:
+    """How many operations some work launches: what a GPU waits for where each is small."""
+    with _Counting() as counting:
+        work()
+    return counting.count
+
+
+class _Counting(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return function(*args, **(kwargs or {}))
