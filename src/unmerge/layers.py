@@ -17,6 +17,7 @@ from unmerge.experts import Slice, slices_of, tensor_and_place
 from unmerge.offloading import execution_device, identity_of, parameter_of
 from unmerge.recipe import LayerChoice
 from unmerge.shorthands import SYNTAX, expanded, is_shorthand
+from unmerge.walking import named_modules
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ def _has_conv1d(bases: tuple[type, ...]) -> bool:
 
 def carries_adapters(model: nn.Module) -> bool:
     """Whether a layer is wrapped by PEFT, so that its weight is not all of it."""
-    kinds = {base for module in model.modules() for base in type(module).__mro__}
+    kinds = {base for _, module in named_modules(model) for base in type(module).__mro__}
     return any(base.__name__ == "BaseTunerLayer" and base.__module__.startswith("peft.") for base in kinds)
 
 
@@ -64,7 +65,7 @@ def beyond_lora(module: nn.Module) -> str | None:
 def candidates(model: nn.Module) -> dict[str, nn.Module]:
     """Every convolution, linear and expert's slice in `named_modules()` order: what `skip_layers` counts."""
     found: dict[str, nn.Module] = {}
-    for name, module in model.named_modules():
+    for name, module in named_modules(model):
         if isinstance(module, (nn.Linear, nn.Conv2d)) or is_transposed(module):
             found[name] = module
         elif module._parameters:  # of its own
@@ -241,7 +242,7 @@ def _matching(entry: str, model: nn.Module, modules: Mapping[str, nn.Module]) ->
 
 def _owners(model: nn.Module) -> dict[int, list[str]]:
     owners: dict[int, list[str]] = defaultdict(list)
-    for name, module in model.named_modules():
+    for name, module in named_modules(model):
         for part, parameter in module._parameters.items():
             if parameter is not None:
                 owners[identity_of(module, part)].append(name)

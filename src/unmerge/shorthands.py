@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from torch import nn
 
 from unmerge.errors import LayerError
+from unmerge.walking import named_modules
 
 SYNTAX = "'mlp', 'attention', 'last4' (blocks), 'mlp:last4' or 'attention:last4'"
 
@@ -59,7 +60,7 @@ def blocks_of(model: nn.Module) -> dict[str, nn.Module]:
     """
     found: list[dict[str, nn.Module]] = []
     inside: list[str] = []
-    for name, module in model.named_modules():
+    for name, module in named_modules(model):
         if not isinstance(module, (nn.ModuleList, nn.Sequential)) or name.startswith(tuple(inside)):
             continue
         children = {f"{name}.{key}" if name else key: child for key, child in module.named_children()}
