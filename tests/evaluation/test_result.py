@@ -104,6 +104,14 @@ def test_the_sign_of_intervals_is_explained_where_there_are_some() -> None:
         assert "±" not in shown
 
 
+def test_arrows_are_explained_where_there_are_some() -> None:
+    for better, legend in (("lower", True), (None, False)):
+        seconds = Table("times", [Column("seconds", better)], {"step": {"seconds": Figure(1.0)}})
+        shown = Evaluation({"times": seconds}, {}, {})
+        assert ("better" in shown.to_markdown()) == legend
+        assert ("* best" in repr(shown)) == legend
+
+
 def test_latex_escapes_and_has_as_many_cells() -> None:
     source = example().to_latex()
     body = [line for line in source.splitlines() if line.endswith(r"\\")]

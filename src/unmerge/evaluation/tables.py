@@ -21,7 +21,7 @@ _LEGEND = "↑ higher, ↓ lower, → nearer to the retrained model is better"
 def text(result: Evaluation) -> str:
     """Every table with aligned columns; the best cells carry a star."""
     parts = [table_text(table) for table in result.tables.values()]
-    parts += [f"(* best; {legend})"] if (legend := _legend(result)) else []
+    parts += [f"({legend})"] if (legend := _legend(result, "* best; ")) else []
     parts += [_missing(result, "- {}: {}")] if result.missing else []
     return "\n\n".join(parts)
 
@@ -149,14 +149,16 @@ def _missing(result: Evaluation, line: str, title: str = "missing") -> str:
     return "\n".join([title, *(line.format(what, why) for what, why in result.missing.items())])
 
 
-def _legend(result: Evaluation) -> str:
-    """What arrows mean and, where there are intervals, what stands behind ±; nothing where nothing is better."""
-    if not any(column.better for table in result.tables.values() for column in table.columns):
-        return ""
-    figures = (figure for table in result.tables.values() for row in table.cells.values() for figure in row.values())
-    if all(figure.low is None for figure in figures):
-        return _LEGEND
-    return f"{_LEGEND}; ± half of a {_level(result)} bootstrap interval"
+def _legend(result: Evaluation, best: str = "") -> str:
+    """What the arrows mean, where there are any, and what stands behind ±, where there are intervals."""
+    tables = result.tables.values()
+    words = []
+    if any(column.better for table in tables for column in table.columns):
+        words += [f"{best}{_LEGEND}"]
+    figures = (figure for table in tables for row in table.cells.values() for figure in row.values())
+    if any(figure.low is not None for figure in figures):
+        words += [f"± half of a {_level(result)} bootstrap interval"]
+    return "; ".join(words)
 
 
 def _level(result: Evaluation) -> str:
