@@ -27,6 +27,8 @@ def llama_layers(blocks, parts):
         ("mlp:last1", (3,), MLP),
         ("attention:last3", (1, 2, 3), ATTENTION),
         ("last4", range(4), ATTENTION + MLP),
+        ("outputs", range(4), ["self_attn.o_proj", "mlp.down_proj"]),
+        ("outputs:last2", (2, 3), ["self_attn.o_proj", "mlp.down_proj"]),
     ],
 )
 def test_a_shorthand_stands_for_the_layers_of_the_blocks(kind, entry, blocks, parts):
@@ -52,6 +54,34 @@ def test_a_vision_transformer_has_blocks_too():
     assert all("attention" in name for name in attention)
     assert attention | rest == set(select(model, "last2").names)
     assert "classifier" not in attention | rest
+
+
+def test_outputs_are_what_a_block_adds_to_its_stream():
+    assert select(decoder("gpt2", blocks=1), "outputs").names == [
+        "transformer.h.0.attn.c_proj",
+        "transformer.h.0.mlp.c_proj",
+    ]
+    vit = select(hf_vit(), "outputs").names
+    assert len(vit) == 4
+    assert all(name.endswith(("o_proj", "fc2", "output.dense")) for name in vit)
+    experts = select(decoder("mixtral", blocks=1), "outputs").names
+    assert experts[0].endswith("o_proj")
+    assert len(experts) == 5
+    assert all("down_proj[" in name or name.endswith(".w2") for name in experts[1:]), "of every expert"
+
+
+def test_outputs_of_two_attentions_in_a_block_and_of_layers_that_share_their_name():
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = nn.ModuleDict({"self": nn.Linear(3, 3), "output": nn.Linear(3, 3)})
+            self.cross_attention = nn.ModuleDict({"q": nn.Linear(3, 3), "o": nn.Linear(3, 3)})
+            self.intermediate = nn.ModuleDict({"dense": nn.Linear(3, 3)})
+            self.output = nn.ModuleDict({"dense": nn.Linear(3, 3)})
+
+    model = nn.ModuleList(Block() for _ in range(2))
+    parts = ("attention.output", "cross_attention.o", "output.dense")
+    assert select(model, "outputs:last1").names == [f"1.{part}" for part in parts]
 
 
 def test_shorthands_names_and_patterns_combine():

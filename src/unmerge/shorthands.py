@@ -1,4 +1,4 @@
-"""Short names for the layers of a transformer: "mlp", "attention", "last4", "mlp:last4"."""
+"""Short names for the layers of a transformer: "mlp", "attention", "outputs", "last4", "mlp:last4"."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import nn
 from unmerge.errors import LayerError
 from unmerge.walking import named_modules
 
-SYNTAX = "'mlp', 'attention', 'last4' (blocks), 'mlp:last4' or 'attention:last4'"
+SYNTAX = "'mlp', 'attention', 'outputs', 'last4' (blocks), 'mlp:last4' and the like"
 
-_SHORTHAND = re.compile(r"(?P<kind>mlp|attention)?(?:(?(kind):|)last(?P<count>\d+))?")
+_SHORTHAND = re.compile(r"(?P<kind>mlp|attention|outputs)?(?:(?(kind):|)last(?P<count>\d+))?")
 _ATTENTION = re.compile("attn|attention", re.IGNORECASE)
 
 
@@ -23,7 +23,8 @@ def is_shorthand(entry: str) -> bool:
 def expanded(entry: str, model: nn.Module, names: Iterable[str]) -> list[str]:
     """Those of the editable layers' names that a shorthand stands for.
 
-    "attention": inside a block's attention, "mlp": elsewhere in a block; "last4" keeps the last four blocks.
+    "attention": inside a block's attention, "mlp": elsewhere in a block, "outputs": the last layer of each of these, by
+    which it adds to the block's stream; "last4" keeps the last four blocks.
     """
     found = _SHORTHAND.fullmatch(entry)
     assert found is not None
@@ -38,14 +39,16 @@ def expanded(entry: str, model: nn.Module, names: Iterable[str]) -> list[str]:
         if not 1 <= count <= len(blocks):
             raise LayerError(f"layers={entry!r}: expected last1 to last{len(blocks)}, one for each block.")
         blocks = dict(list(blocks.items())[-count:])
-    chosen = []
+    parts: dict[tuple[str, str], list[str]] = {}  # by block and attention, "" for what is in none
     for name in names:
         block = block_with(name, blocks)
-        if block is None:
-            continue
-        in_attention = _is_in_attention(name, block, blocks[block])
-        if found["kind"] is None or (found["kind"] == "attention") == in_attention:
-            chosen.append(name)
+        if block is not None:
+            parts.setdefault((block, _attention_of(name, block, blocks[block])), []).append(name)
+    if found["kind"] == "outputs":
+        chosen = [name for part in parts.values() for name in part if _numberless(name) == _numberless(part[-1])]
+    else:
+        wanted = {"attention": (True,), "mlp": (False,), None: (True, False)}[found["kind"]]
+        chosen = [name for (_, attention), part in parts.items() for name in part if bool(attention) in wanted]
     if not chosen:
         raise LayerError(
             f"layers={entry!r} selects no editable layer of the {len(blocks)} blocks {next(iter(blocks))!r} …"
@@ -82,10 +85,17 @@ def _has_weights(module: nn.Module) -> bool:
     return any(True for _ in module.children()) and any(parameter.dim() > 1 for parameter in module.parameters())
 
 
-def _is_in_attention(name: str, block: str, module: nn.Module) -> bool:
-    """Whether a module on the way from the block down to the layer calls itself an attention."""
+def _attention_of(name: str, block: str, module: nn.Module) -> str:
+    """The first module on the way from the block down to the layer that calls itself an attention, or nothing."""
+    way = block
     for key in name.removeprefix(f"{block}.").split("."):
         module = getattr(module, key, module)
+        way = f"{way}.{key}"
         if _ATTENTION.search(key) or _ATTENTION.search(type(module).__name__):
-            return True
-    return False
+            return way
+    return ""
+
+
+def _numberless(name: str) -> str:
+    """The same for all experts of a block."""
+    return re.sub(r"(?<=\.)\d+(?=\.)|\[\d+\]", "#", name)

@@ -92,6 +92,35 @@ def test_a_row_that_some_results_have_is_lent_to_others(several: Path) -> None:
         tables.table("*-zero with *-zero@nobody", several)
 
 
+def test_a_row_of_other_requests_shows_only_what_is_measured_against_their_reference(tmp_path: Path) -> None:
+    columns = [Column("test", "near", 1), Column("ToW", "higher", 3), Column("ECE", "lower", 1)]
+    for name, rows in (("trees", ["retrained", "again"]), ("wolf", ["retrained"])):
+        cells = {row: {"test": Figure(7.0), "ToW": Figure(1.0 if row == "retrained" else 0.9)} for row in rows}
+        cells = {row: {**own, "ECE": Figure(0.3)} for row, own in cells.items()}
+        found = Table("summary", columns, cells, rows, "retrained")
+        Evaluation({"summary": found}, {}, {}).to_json(tmp_path / f"{name}.json")
+    assert tables.table("wolf with *@again", tmp_path).splitlines()[3] == "| again (trees) | – | 0.900 | – |"
+
+
+def test_some_columns_may_be_shown_alone(several: Path) -> None:
+    assert tables.table("trees-zero showing KL", several).splitlines()[:3] == [
+        "|  | KL ↓ |",
+        "| --- | ---: |",
+        "| mask | 2.0 |",
+    ]
+    with pytest.raises(FileError, match="Did you mean 'ToW'"):
+        tables.table("*-zero showing KL, Tow", several)
+
+
+def test_a_folder_without_the_pages_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["tables", "--check", "--root", str(tmp_path)])
+    with pytest.raises(SystemExit):
+        tables.main()
+    assert "pass --root" in capsys.readouterr().err
+
+
 def test_a_missing_result_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="there is no"):
         tables.table("nothing", tmp_path)

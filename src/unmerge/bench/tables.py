@@ -7,7 +7,8 @@ A block stands between `<!-- results:NAME -->` and `<!-- /results -->`. NAME is 
 the summary table of an evaluation (digits, cifar100/trees-zero-0), or "NAME:TABLE" for another of its tables. Of many
 files (cifar100/*-zero-0) it is the mean of every row that all of them have, or with "@ROW" behind it that row of each,
 its mean and its standard deviation. "NAME with NAMES@ROW" adds the mean of a row that only some files have, such as the
-second retrainings, and says whose it is.
+second retrainings, and says whose it is: of other requests, so only what is measured against their own reference.
+"NAME showing COLUMN, COLUMN" leaves out the other columns.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from unmerge.errors import FileError, listing
+from unmerge.errors import FileError, listing, suggest
 from unmerge.evaluation import Evaluation, Figure, Table
 
 _BLOCK = re.compile(r"(<!-- results:(.+?) -->\n).*?(<!-- /results -->)", re.DOTALL)
@@ -33,6 +34,8 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="write nothing, fail where something would change")
     parser.add_argument("--root", type=Path, default=Path("."), help="folder with README.md, docs/ and results/")
     options = parser.parse_args()
+    if not (options.root / "README.md").is_file():
+        parser.error(f"there is no README.md in {options.root.resolve()}: run it in the repository, or pass --root.")
     stale = []
     for page in [options.root / "README.md", *sorted((options.root / "docs").glob("*.md"))]:
         text = page.read_text()
@@ -53,21 +56,23 @@ def rendered(text: str, results: Path) -> str:
 
 def table(name: str, results: Path) -> str:
     """One table of an evaluation, or over several, as Markdown."""
+    name, _, columns = name.partition(" showing ")
     name, _, borrowed = name.partition(" with ")
     source, _, row = name.partition("@")
     file, _, title = source.partition(":")
-
-    def lent(shown: Table) -> Table:
-        return _with_row(shown, borrowed, title or "summary", results) if borrowed else shown
-
+    settings: Mapping[str, Any] = {}
     if "*" in file:
         tables = _tables(file, title or "summary", results)
-        return _lines(lent(_each(tables, row) if row else _means(tables)))
-    path = results / f"{file}.json"
-    if not path.is_file():
-        raise FileError(f"a page shows results:{name}, but there is no {path}. Run the benchmark that writes it.")
-    found = _read(path)
-    return _lines(lent(found[title or "summary"]), found.settings)
+        shown = _each(tables, row) if row else _means(tables)
+    else:
+        path = results / f"{file}.json"
+        if not path.is_file():
+            raise FileError(f"a page shows results:{name}, but there is no {path}. Run the benchmark that writes it.")
+        found = _read(path)
+        shown, settings = found[title or "summary"], found.settings
+    if borrowed:
+        shown = _with_row(shown, borrowed, title or "summary", results)
+    return _lines(_showing(shown, columns.split(", ")) if columns else shown, settings)
 
 
 def _means(tables: Mapping[str, Table]) -> Table:
@@ -95,9 +100,22 @@ def _each(tables: Mapping[str, Table], row: str) -> Table:
 
 
 def _with_row(shown: Table, borrowed: str, title: str, results: Path) -> Table:
-    """The table with the mean of a row over the files that have it, behind the rows that nothing is compared with."""
+    """The table with the mean of a row over the files that have it, behind the rows that nothing is compared with.
+
+    Only what the reference has of 0 or 1 is told, being measured against it: the rest depends on the request.
+    """
     pattern, _, row = borrowed.partition("@")
-    found = {name: each[row] for name, each in _tables(pattern, title, results).items() if row in each.cells}
+    own = shown.cells.get(shown.reference or "", {})
+    strange = {
+        column.label
+        for column in shown.columns
+        if column.label in own and (column.better == "near" or own[column.label].value not in (0, 1))
+    }
+    found = {
+        name: {label: figure for label, figure in each[row].items() if label not in strange}
+        for name, each in _tables(pattern, title, results).items()
+        if row in each.cells
+    }
     if not found:
         raise FileError(f"a page shows the row {row!r} of {pattern}, and none of these has it.")
     label = f"{row} ({', '.join(found)})"
@@ -105,6 +123,15 @@ def _with_row(shown: Table, borrowed: str, title: str, results: Path) -> Table:
     order = [*above, label, *(name for name in shown.cells if name not in above)]
     cells = {**shown.cells, label: _over(list(found.values()), fmean)}
     return replace(shown, cells={name: cells[name] for name in order}, anchors=[*shown.anchors, label])
+
+
+def _showing(shown: Table, labels: list[str]) -> Table:
+    """The table with some columns alone."""
+    columns = {column.label: column for column in shown.columns}
+    unknown = [label for label in labels if label not in columns]
+    if unknown:
+        raise FileError(f"a page shows the column {unknown[0]!r}. {suggest(unknown[0], columns)}")
+    return replace(shown, columns=[columns[label] for label in labels])
 
 
 def _over(rows: list[dict[str, Figure]], taken: Callable[[list[float]], float]) -> dict[str, Figure]:
@@ -127,8 +154,8 @@ def _read(path: Path) -> Evaluation:
     return Evaluation.from_dict(json.loads(path.read_text()))
 
 
-def _lines(shown: Table, settings: Mapping[str, Any] | None = None) -> str:
-    lines = Evaluation({shown.title: shown}, {}, dict(settings or {})).to_markdown().strip().splitlines()
+def _lines(shown: Table, settings: Mapping[str, Any]) -> str:
+    lines = Evaluation({shown.title: shown}, {}, dict(settings)).to_markdown().strip().splitlines()
     start = next(place for place, line in enumerate(lines) if line.startswith("|"))
     return "\n".join(lines[start:]) + "\n"
 
