@@ -50,6 +50,6 @@ def check_origin(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
             f"init does not look like the checkpoint that this model was fine-tuned from: the median cosine of the "
             f"two weights is {middle:.2f} (fine-tuning leaves it near 1, expected at least {FOREIGN_COSINE}), and the "
             f"difference has {ratios[len(ratios) // 2]:.2f} times the norm of the weights. An edit made with another "
-            'pretraining can destroy the model. Pass the right checkpoint, or init="zero", which is the safe choice; '
+            'pretraining can destroy the model. Pass the right checkpoint, or init="zero", which needs none; '
             "check_init=False overrides."
         )

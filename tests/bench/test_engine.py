@@ -46,6 +46,6 @@ def test_every_kind_of_request_is_timed_from_end_to_end(
         assert len(parts) >= 3
         assert sum(parts) <= rows[request] + 1e-3, "phases are rounded"
     assert found["settings"]["versions"]["torch"] == torch.__version__
-    assert found["tables"]["sizes"]["rows"]["float64 eigh / bases and solve, lda"]["value"]["value"] > 0
+    assert found["tables"]["sizes"]["rows"]["float64 eigh / bases and solve, lda"]["sizes"]["value"] > 0
     assert "first request: passes" in capsys.readouterr().out
     assert "better" not in (tmp_path / "tiny-cpu.md").read_text(), "seconds have no legend"

@@ -18,7 +18,7 @@ Init = Annotated[
     typer.Option(
         "--init",
         metavar="REF",
-        help='The weights before fine-tuning: "zero" (trained from scratch, and the safe choice), a checkpoint file or '
+        help='The weights before fine-tuning: "zero" (trained from scratch, or whole classes), a checkpoint file or '
         "directory, or package.module:function.",
         rich_help_panel="Model",
     ),
