@@ -601,6 +601,22 @@ def test_activations_that_are_not_finite_name_the_layer(value, batch, sample, la
         collect(mlp(), data, layers)
 
 
+def test_activations_that_are_not_finite_end_a_pass_with_its_first_batch():
+    read = []
+
+    class Watched(list):
+        def __iter__(self):
+            for place, batch in enumerate(super().__iter__()):
+                read.append(place)
+                yield batch
+
+    data = Watched(batched(samples((6,), [0, 1] * 20), 4))
+    data[0][0][0, 2] = torch.nan
+    with pytest.raises(DataError, match="layer '0' received NaN"):
+        collect(mlp(), data)
+    assert max(read) < len(data) - 2, "a long pass ends at once"
+
+
 def test_activations_whose_squares_single_precision_cannot_sum_name_the_layer():
     data = [samples((6,), [0, 1, 1])[0].float() * 1e20]
     with pytest.raises(DataError, match=r"layer '0' received .* so large that the sums of their squares are infinite"):

@@ -41,6 +41,7 @@ def test_layers_come_in_the_order_of_named_modules_whatever_order_they_are_named
 def test_auto_leaves_the_last_quarter_and_the_classifier():
     assert select(resnet50_tree(), skip_layers="auto").names == select(resnet50_tree(), skip_layers=40).names
     assert select(mlp((4, 4, 4, 4, 4, 2)), skip_layers="auto").names == ["6", "8"]
+    assert select(mlp((4, 4, 4, 2)), skip_layers="auto").names == ["2", "4"], "at least one beside it"
     assert select(mlp((4, 2)), skip_layers="auto").names == ["0"]
 
 

@@ -395,6 +395,7 @@ def test_classes_alone_give_private_mean_exactly(build: str) -> None:
         from_classes = unmerge.fit(model, classes=[2, 0], statistics=whole, init="zero", recipe=recipe)
         same_edit(from_classes, from_data)
         assert from_classes.provenance["notes"]["approximations"] == []
+        assert all(layer.Q.is_contiguous() for layer in from_classes.layers.values()), "not a view of something larger"
 
 
 def test_classes_alone_approximate_lda_and_say_so() -> None:

@@ -1,6 +1,7 @@
 """Shorthands for layers against lists written out by hand."""
 
 import pytest
+import transformers
 from torch import nn
 
 from decoders import decoder
@@ -70,14 +71,38 @@ def test_outputs_are_what_a_block_adds_to_its_stream():
     assert all("down_proj[" in name or name.endswith(".w2") for name in experts[1:]), "of every expert"
 
 
+@pytest.mark.parametrize(
+    ("kind", "options", "outputs"),
+    [
+        ("Phi3", {"pad_token_id": 0}, ["self_attn.o_proj", "mlp.down_proj"]),
+        (
+            "Qwen2Moe",
+            {
+                "num_experts": 2,
+                "moe_intermediate_size": 10,
+                "shared_expert_intermediate_size": 12,
+                "decoder_sparse_step": 1,
+            },
+            ["self_attn.o_proj", "mlp.experts.down_proj[0]", "mlp.experts.down_proj[1]", "mlp.shared_expert.down_proj"],
+        ),
+    ],
+)
+def test_outputs_do_not_depend_on_the_order_of_layers(kind, options, outputs):
+    """Phi-3 has its output first, the gate of Qwen2-MoE's shared expert stands behind all outputs."""
+    sizes = {"hidden_size": 8, "intermediate_size": 14, "num_attention_heads": 2, "num_key_value_heads": 1}
+    config = getattr(transformers, f"{kind}Config")(vocab_size=11, num_hidden_layers=1, **sizes, **options)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config)
+    assert select(model, "outputs").names == [f"model.layers.0.{part}" for part in outputs]
+
+
 def test_outputs_of_two_attentions_in_a_block_and_of_layers_that_share_their_name():
     class Block(nn.Module):
         def __init__(self):
             super().__init__()
             self.attention = nn.ModuleDict({"self": nn.Linear(3, 3), "output": nn.Linear(3, 3)})
             self.cross_attention = nn.ModuleDict({"q": nn.Linear(3, 3), "o": nn.Linear(3, 3)})
-            self.intermediate = nn.ModuleDict({"dense": nn.Linear(3, 3)})
-            self.output = nn.ModuleDict({"dense": nn.Linear(3, 3)})
+            self.intermediate = nn.ModuleDict({"dense": nn.Linear(3, 5)})
+            self.output = nn.ModuleDict({"dense": nn.Linear(5, 3)})
 
     model = nn.ModuleList(Block() for _ in range(2))
     parts = ("attention.output", "cross_attention.o", "output.dense")

@@ -39,6 +39,14 @@ def sides_of(sides: tuple[list[Tensor], list[Tensor]]) -> tuple[list[int], list[
     return list(range(lost)), list(range(lost, count))
 
 
+def frame_of(means: WhitenedMeans) -> Tensor:
+    return means.maps.tensor_split(2, dim=1)[0].cpu()
+
+
+def responses_of(means: WhitenedMeans) -> Tensor:
+    return means.maps.tensor_split(2, dim=1)[1].cpu()
+
+
 def private_of(means: WhitenedMeans, lost: list[int], kept: list[int]) -> Tensor:
     return means.private(means.shifts(lost), lost, kept)
 
@@ -60,7 +68,7 @@ def test_private_mean_is_the_reference_and_leaves_retain_class_means_alone(
         return
     task_vector = torch.randn(4, forget.shape[1], generator=torch.Generator().manual_seed(seed)).double()
     expected, _ = reference.private_mean_task(forget, places(sides[0]), retain, places(sides[1]), ridge, task_vector)
-    edit = task_vector @ means.responses @ found @ (means.frame @ means.turn @ found).T
+    edit = task_vector @ responses_of(means) @ found @ (frame_of(means) @ means.turn @ found).T
     assert torch.allclose(edit, expected, atol=1e-7 * (1 + expected.abs().max().item()))
     kept = torch.stack([rows.mean(0) - retain.mean(0) for rows in sides[1]])
     assert (edit @ kept.T).abs().max() < 1e-8 * (1 + edit.abs().max() * kept.abs().max())
@@ -84,7 +92,7 @@ def test_lda_is_that_of_the_scatter_within_classes_and_between_them(
     shifts = [rows.mean(0) - retain.mean(0) for rows in sides[0]]
     expected = reference.gram_schmidt([torch.linalg.solve(system, shift) for shift in shifts], every.shape[1])
     means = whitened(classes, ridge, groups)
-    found = means.frame @ lda_of(means, sides_of(sides)[0])
+    found = frame_of(means) @ lda_of(means, sides_of(sides)[0])
     assert is_orthonormal(found)
     assert torch.allclose(projector(found), projector(expected), atol=1e-6)
 
@@ -114,8 +122,8 @@ def test_coordinates_are_the_whitened_means(sides: tuple[list[Tensor], list[Tens
     means = whitened(classes, ridge)
     mean = torch.cat(classes).mean(0)
     expected = torch.stack([rows.mean(0) - mean for rows in classes], dim=1)
-    assert is_orthonormal(means.frame)
-    assert torch.allclose(means.responses @ means.coordinates, expected, atol=1e-8 * expected.abs().max().item())
+    assert is_orthonormal(frame_of(means))
+    assert torch.allclose(responses_of(means) @ means.coordinates, expected, atol=1e-8 * expected.abs().max().item())
     lengths = (means.coordinates * (means.lengths @ means.coordinates)).sum(0).sqrt()
     assert torch.allclose(lengths, expected.norm(dim=0), atol=1e-8 * expected.abs().max().item())
 
@@ -157,8 +165,8 @@ def test_classes_with_the_same_mean_count_once(count: int) -> None:
     rows = rows_of(12, 8, 0, 2.0)
     others = [rows_of(10, 8, 1 + seed, 1.0) for seed in range(count)]
     once, twice = whitened([rows, *others], 1e-2), whitened([rows, rows, *others], 1e-2, [0, 0, *range(1, count + 1)])
-    first = projector(once.frame @ lda_of(once, [0]))
-    again = projector(twice.frame @ lda_of(twice, [0, 1]))
+    first = projector(frame_of(once) @ lda_of(once, [0]))
+    again = projector(frame_of(twice) @ lda_of(twice, [0, 1]))
     assert torch.linalg.matrix_rank(again) == 1
     cosine = (first * again).sum()
     assert cosine > 0.8  # twice the rows weigh more in the scatter, which turns the direction a little
@@ -171,7 +179,7 @@ def test_a_gpu_finds_the_same_bases() -> None:
     for lost in ([0], [3, 5]):
         kept = [place for place in range(12) if place not in lost]
         found = [
-            [means.frame.cpu() @ part for part in (lda_of(means, lost), means.turn @ private_of(means, lost, kept))]
+            [frame_of(means) @ part for part in (lda_of(means, lost), means.turn @ private_of(means, lost, kept))]
             for means in (here, there)
         ]
         for first, second in zip(*found, strict=True):

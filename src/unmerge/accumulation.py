@@ -129,9 +129,10 @@ class Accumulator:
     def is_empty(self) -> bool:
         return not any(part.n for part in self._parts.values())
 
-    def largest_sum(self) -> Tensor:
-        """A bound on all that was counted, infinite or NaN where a sum is, as a tensor: asking needs no wait."""
-        return reduce(torch.maximum, [part.largest_sum() for part in self._parts.values() if part.n])
+    def witness(self) -> Tensor:
+        """A number that is finite where all that was counted is, as a tensor, so that asking for it needs no wait."""
+        counted = [part.witness() for part in self._parts.values() if part.n]
+        return reduce(torch.maximum, counted) if counted else torch.zeros((), dtype=torch.float64)
 
     def add(self, inputs: Tensor, facts: BatchFacts) -> None:
         if inputs.numel() == 0:  # an expert that is called without a token

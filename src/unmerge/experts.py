@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from unmerge.offloading import parameter_of
-from unmerge.walking import named_modules
 
 _SLICE = re.compile(r"(?P<tensor>.+)\[(?P<place>\d+)\]")
 _EXPERT = re.compile("expert", re.IGNORECASE)
@@ -132,7 +131,7 @@ def reproduces(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any],
 def expert_modules(model: nn.Module) -> dict[str, str]:
     """The experts that are modules by name, each with the name of the module that routes tokens to it."""
     found: dict[str, str] = {}
-    for name, module in named_modules(model):
+    for name, module in model.named_modules():
         place, _, key = name.rpartition(".")
         if isinstance(module, nn.ModuleList) and _EXPERT.search(key):
             found |= {f"{name}.{child}": place for child, _ in module.named_children()}

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from unmerge.errors import FileError
 from unmerge.offloading import Offloaded, with_offloaded
 from unmerge.sharded import is_split, settle, whole
-from unmerge.walking import named_modules
 
 _CHECKSUM = re.compile(r"(?P<dtype>\w{1,20})\[(?P<sizes>(\d{1,18}(, \d{1,18}){0,15})?)\]:[0-9a-f]{16}")
 _CHUNK = 1 << 20
@@ -60,7 +59,8 @@ def state_of(model: nn.Module) -> Mapping[str, Tensor]:
     settle(model)
     parameters: dict[str, Tensor] = {}
     buffers: dict[str, Tensor] = {}
-    for place, module in named_modules(model, repeated=True):  # one walk, where parameters and buffers need two
+    # One walk over the modules, as named_parameters and named_buffers make one each: it is a part of every request.
+    for place, module in model.named_modules(remove_duplicate=False):
         prefix = f"{place}." if place else ""
         for found, own in ((parameters, module._parameters), (buffers, module._buffers)):
             found.update({prefix + name: tensor for name, tensor in own.items() if tensor is not None})

@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from math import prod
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,6 @@ from unmerge.experts import Slice, slices_of, tensor_and_place
 from unmerge.offloading import execution_device, identity_of, parameter_of
 from unmerge.recipe import LayerChoice
 from unmerge.shorthands import SYNTAX, expanded, is_shorthand
-from unmerge.walking import named_modules
 
 
 @dataclass(frozen=True)
@@ -33,18 +32,15 @@ def is_transposed(module: nn.Module) -> bool:
     """Whether the module stores (in, out): transformers' Conv1D and some experts do."""
     if isinstance(module, Slice):
         return module.is_transposed
-    return _has_conv1d(type(module).__mro__)
-
-
-@lru_cache(maxsize=256)
-def _has_conv1d(bases: tuple[type, ...]) -> bool:
     # By name, so that transformers need not be imported.
-    return any(base.__name__ == "Conv1D" and base.__module__ == "transformers.pytorch_utils" for base in bases)
+    return any(
+        base.__name__ == "Conv1D" and base.__module__ == "transformers.pytorch_utils" for base in type(module).__mro__
+    )
 
 
 def carries_adapters(model: nn.Module) -> bool:
     """Whether a layer is wrapped by PEFT, so that its weight is not all of it."""
-    kinds = {base for _, module in named_modules(model) for base in type(module).__mro__}
+    kinds = {base for module in model.modules() for base in type(module).__mro__}
     return any(base.__name__ == "BaseTunerLayer" and base.__module__.startswith("peft.") for base in kinds)
 
 
@@ -65,7 +61,7 @@ def beyond_lora(module: nn.Module) -> str | None:
 def candidates(model: nn.Module) -> dict[str, nn.Module]:
     """Every convolution, linear and expert's slice in `named_modules()` order: what `skip_layers` counts."""
     found: dict[str, nn.Module] = {}
-    for name, module in named_modules(model):
+    for name, module in model.named_modules():
         if isinstance(module, (nn.Linear, nn.Conv2d)) or is_transposed(module):
             found[name] = module
         elif module._parameters:  # of its own
@@ -200,6 +196,13 @@ def from_matrix(matrix: Tensor, like: Tensor, transposed: bool) -> Tensor:
     return matrix.mT if transposed else matrix.reshape(like.shape)
 
 
+def _widths(module: nn.Module) -> tuple[int, int]:
+    """How many outputs and inputs a layer has; none where its weight is no matrix."""
+    weight = module.get_parameter("weight") if isinstance(module, Slice) else module.weight
+    shape = weight.shape if isinstance(weight, Tensor) and weight.dim() > 1 else (0, 0)
+    return (shape[1], shape[0]) if is_transposed(module) else (shape[0], prod(shape[1:]))
+
+
 def _dimensions(module: nn.Module) -> int:
     return 4 if isinstance(module, nn.Conv2d) else 2
 
@@ -222,7 +225,7 @@ def _from_depth(modules: Iterable[str], head: str, skip_layers: int | str) -> li
 
 def _matching(entry: str, model: nn.Module, modules: Mapping[str, nn.Module]) -> list[str]:
     if is_shorthand(entry):
-        return expanded(entry, model, modules)
+        return expanded(entry, model, modules, lambda name: _widths(modules[name]))
     if not entry.startswith("re:"):
         if entry not in modules:
             raise LayerError(
@@ -242,7 +245,7 @@ def _matching(entry: str, model: nn.Module, modules: Mapping[str, nn.Module]) ->
 
 def _owners(model: nn.Module) -> dict[int, list[str]]:
     owners: dict[int, list[str]] = defaultdict(list)
-    for name, module in named_modules(model):
+    for name, module in model.named_modules():
         for part, parameter in module._parameters.items():
             if parameter is not None:
                 owners[identity_of(module, part)].append(name)

@@ -17,10 +17,10 @@ from unmerge.second_order import (
     add_step_,
     combined,
     fill_lower_,
-    largest,
     matrix_of,
     narrowed,
     squares,
+    witness,
 )
 
 _WIDENED = 4096  # rows that are copied to float64 at a time
@@ -114,9 +114,9 @@ class Moments:
         add_step_(sums, self.n, self.total, self.pivot - centre, +1)
         return sums["gram"]
 
-    def largest_sum(self) -> Tensor:
-        """`second_order.largest`: finite where no sum has overflowed or met a NaN."""
-        return largest(self._total, squares(self._sums), self.kept)
+    def witness(self) -> Tensor:
+        """A number that is finite where no sum has overflowed or met a NaN."""
+        return witness(self._total, squares(self._sums), self.kept)
 
     @property
     def pivot(self) -> Tensor:
@@ -202,8 +202,8 @@ class Moments:
 
     def _start(self, rows: Tensor) -> None:
         self.kept = torch.promote_types(rows.dtype, torch.float32)
-        pivot, is_zero = pivot_near(rows, self._given)
-        self._is_shifted = rows.dtype == self.kept or not is_zero
+        pivot, shifts = pivot_near(rows, self._given)
+        self._is_shifted = rows.dtype == self.kept or bool(shifts)
         self._pivot = pivot.double()
         self._total = torch.zeros_like(self._pivot)
         self._start_squares(torch.float64 if rows.device.type == "cpu" else self.kept)

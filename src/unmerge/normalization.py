@@ -16,7 +16,6 @@ from unmerge.batches import Forward, feed, first_tensor, on_device
 from unmerge.distributed import add_up_, size, summed
 from unmerge.errors import DataError
 from unmerge.reading import Reading
-from unmerge.walking import named_modules
 
 RECALIBRATION_SAMPLES = 10_000
 
@@ -150,7 +149,7 @@ def _average(norms: Sequence[_BatchNorm]) -> None:
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Evaluation mode without gradients; training flags and random state are as before afterwards."""
-    flags = {module: module.training for _, module in named_modules(model)}
+    flags = {module: module.training for module in model.modules()}
     own = (tensor for module in flags for tensor in module._parameters.values() if tensor is not None)
     devices = sorted({tensor.device.index for tensor in own if tensor.is_cuda})
     with torch.random.fork_rng(devices=devices), torch.inference_mode(False), torch.no_grad():

@@ -9,17 +9,17 @@ _MEAN_TO_DEVIATION = 10.0
 _SOME = 4096  # rows that are looked at
 
 
-def pivot_near(rows: Tensor, given: Tensor | None) -> tuple[Tensor, bool]:
-    """The given pivot in the rows' type, or their own where there is none or it is that of other rows; is it zero?
+def pivot_near(rows: Tensor, given: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The given pivot in the rows' type, or their own where there is none or it is that of other rows.
 
-    The given one is looked at where it is: on the CPU that makes nobody wait.
+    And whether it is other than zero, as a tensor: of the given one where that is, on a CPU nobody waits for it.
     """
     if given is not None and not _is_rounded(given, rows.dtype):
         placed = given.to(rows.device)
         if not is_far(placed, rows):
-            return placed.to(rows.dtype), not given.any()
+            return placed.to(rows.dtype), given.any()
     pivot = pivot_of(rows)
-    return pivot, not pivot.any()
+    return pivot, pivot.any()
 
 
 def pivot_of(rows: Tensor) -> Tensor:

@@ -91,8 +91,8 @@ class Recipe:
         default=None,
         metadata={
             "rule": None,
-            "meaning": "names, 're:' patterns, a predicate, or a transformer's mlp, attention, last4 (blocks), "
-            "mlp:last4; None: by skip_layers",
+            "meaning": "names, 're:' patterns, a predicate, or a transformer's mlp, attention, outputs, last4 "
+            "(blocks), mlp:last4; None: by skip_layers",
         },
     )
     skip_layers: int | str = _whole(

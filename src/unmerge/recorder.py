@@ -226,13 +226,12 @@ class Recorder:
             return
         self._is_checked = True
         leaders = [name for name in self._order if name in self._accumulators]
-        sums = {name: part.largest_sum() for name in leaders if not (part := self._accumulators[name]).is_empty}
-        if not sums:
+        if not leaders:
             return
-        device = next(iter(sums.values())).device
-        finite = torch.stack([largest.to(device) for largest in sums.values()]).isfinite().cpu()  # one answer, one wait
+        found = [self._accumulators[name].witness() for name in leaders]
+        finite = torch.stack([each.to(found[0].device) for each in found]).isfinite().cpu()  # one wait, not one a layer
         if not finite.all():
-            name = list(sums)[int((~finite).nonzero()[0])]
+            name = leaders[int((~finite).nonzero()[0])]
             raise DataError(
                 f"layer {name!r} received NaN or infinite inputs, or ones so large that the sums of their squares are "
                 "infinite. Look at the data, or at the layer before."

@@ -53,9 +53,9 @@ def squares(sums: Sums) -> Tensor:
     return sums["diagonal"] if "diagonal" in sums else sums["gram"].diagonal(dim1=-2, dim2=-1)
 
 
-def largest(total: Tensor, squares: Tensor, kept: torch.dtype) -> Tensor:
-    """A bound on some sums, as a tensor, so that asking needs no wait: infinite or NaN where one of them is."""
-    return torch.linalg.vector_norm(total, torch.inf) + torch.linalg.vector_norm(squares.to(kept), torch.inf)
+def witness(total: Tensor, diagonal: Tensor, kept: torch.dtype) -> Tensor:
+    """A number that is finite where all sums are, as a tensor, so that asking for it needs no wait."""
+    return torch.linalg.vector_norm(total, torch.inf) + torch.linalg.vector_norm(diagonal.to(kept), torch.inf)
 
 
 def add_outer(matrix: Tensor, vector: Tensor, sign: int) -> Tensor:

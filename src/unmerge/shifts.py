@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from unmerge.moments import Moments
 from unmerge.pivots import mean_dominates
 from unmerge.products import add_product_, is_exact
-from unmerge.second_order import largest
+from unmerge.second_order import witness
 
 _DISTANCES = [(0, 0), (0, 1), (0, 2), *product((1, 2), range(-2, 3))]
 _TAPS = list(product((-1, 0, 1), (-1, 0, 1)))
@@ -82,9 +82,9 @@ class ShiftedMoments:
         self.total += sums.sum(0, dtype=torch.float64)
         return sums
 
-    def largest_sum(self) -> Tensor:
-        """`second_order.largest`: finite where no sum has overflowed or met a NaN."""
-        return largest(self.total, self._blocks.diagonal(dim1=-2, dim2=-1), self._kept)
+    def witness(self) -> Tensor:
+        """A number that is finite where no sum has overflowed or met a NaN."""
+        return witness(self.total, self._blocks.diagonal(dim1=-2, dim2=-1), self._kept)
 
     def finish(self) -> Moments:
         """The same moments in their usual form, features ordered as an unfolded weight is."""

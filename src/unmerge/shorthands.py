@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 
 from torch import nn
 
 from unmerge.errors import LayerError
-from unmerge.walking import named_modules
 
 SYNTAX = "'mlp', 'attention', 'outputs', 'last4' (blocks), 'mlp:last4' and the like"
 
@@ -20,11 +20,13 @@ def is_shorthand(entry: str) -> bool:
     return bool(entry) and _SHORTHAND.fullmatch(entry) is not None
 
 
-def expanded(entry: str, model: nn.Module, names: Iterable[str]) -> list[str]:
-    """Those of the editable layers' names that a shorthand stands for.
+def expanded(
+    entry: str, model: nn.Module, names: Iterable[str], widths_of: Callable[[str], tuple[int, int]]
+) -> list[str]:
+    """Those of the editable layers' names that a shorthand stands for; widths_of: the outputs and inputs of a layer.
 
-    "attention": inside a block's attention, "mlp": elsewhere in a block, "outputs": the last layer of each of these, by
-    which it adds to the block's stream; "last4" keeps the last four blocks.
+    "attention": inside a block's attention, "mlp": elsewhere in a block, "outputs": the layers of both whose output the
+    block adds to its stream; "last4" keeps the last four blocks.
     """
     found = _SHORTHAND.fullmatch(entry)
     assert found is not None
@@ -39,16 +41,16 @@ def expanded(entry: str, model: nn.Module, names: Iterable[str]) -> list[str]:
         if not 1 <= count <= len(blocks):
             raise LayerError(f"layers={entry!r}: expected last1 to last{len(blocks)}, one for each block.")
         blocks = dict(list(blocks.items())[-count:])
-    parts: dict[tuple[str, str], list[str]] = {}  # by block and attention, "" for what is in none
+    attention: dict[str, str] = {}  # of each layer in a block; "" where it is in none
     for name in names:
         block = block_with(name, blocks)
         if block is not None:
-            parts.setdefault((block, _attention_of(name, block, blocks[block])), []).append(name)
+            attention[name] = _attention_of(name, block, blocks[block])
     if found["kind"] == "outputs":
-        chosen = [name for part in parts.values() for name in part if _numberless(name) == _numberless(part[-1])]
+        chosen = _writing(attention, widths_of)
     else:
         wanted = {"attention": (True,), "mlp": (False,), None: (True, False)}[found["kind"]]
-        chosen = [name for (_, attention), part in parts.items() for name in part if bool(attention) in wanted]
+        chosen = [name for name, own in attention.items() if bool(own) in wanted]
     if not chosen:
         raise LayerError(
             f"layers={entry!r} selects no editable layer of the {len(blocks)} blocks {next(iter(blocks))!r} …"
@@ -63,7 +65,7 @@ def blocks_of(model: nn.Module) -> dict[str, nn.Module]:
     """
     found: list[dict[str, nn.Module]] = []
     inside: list[str] = []
-    for name, module in named_modules(model):
+    for name, module in model.named_modules():
         if not isinstance(module, (nn.ModuleList, nn.Sequential)) or name.startswith(tuple(inside)):
             continue
         children = {f"{name}.{key}" if name else key: child for key, child in module.named_children()}
@@ -94,6 +96,18 @@ def _attention_of(name: str, block: str, module: nn.Module) -> str:
         if _ATTENTION.search(key) or _ATTENTION.search(type(module).__name__):
             return way
     return ""
+
+
+def _writing(attention: Mapping[str, str], widths_of: Callable[[str], tuple[int, int]]) -> list[str]:
+    """Of each attention, and of each module elsewhere, the last layer as wide as the stream; of experts all alike."""
+    widths = {name: widths_of(name) for name in attention}
+    # Most layers of a block read the stream or write to it.
+    stream = Counter(width for pair in widths.values() for width in pair).most_common(1)
+    parts: dict[str, list[str]] = {}
+    for name, own in attention.items():
+        if widths[name][0] == stream[0][0]:
+            parts.setdefault(own or name.rpartition(".")[0], []).append(name)
+    return [name for part in parts.values() for name in part if _numberless(name) == _numberless(part[-1])]
 
 
 def _numberless(name: str) -> str:

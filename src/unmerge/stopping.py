@@ -11,7 +11,6 @@ from torch import nn
 
 from unmerge.sharded import is_sharded
 from unmerge.shorthands import block_with, blocks_of
-from unmerge.walking import named_modules
 
 
 class _Enough(BaseException):
@@ -29,7 +28,7 @@ class LastBlock:
         blocks = blocks_of(model)
         owners = [block_with(name, blocks) for name in names]
         # Offloaded and sharded weights are put away by hooks that an ended pass would not reach.
-        is_placed = is_sharded(model) or any(hasattr(module, "_hf_hook") for _, module in named_modules(model))
+        is_placed = is_sharded(model) or any(hasattr(module, "_hf_hook") for module in model.modules())
         if owners and None not in owners and not is_placed:
             self._block = blocks[max((owner for owner in owners if owner), key=list(blocks).index)]
 

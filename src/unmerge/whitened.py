@@ -26,7 +26,7 @@ class WhitenedMeans:
 
     rows: Tensor  # (means,) that each stands for
     coordinates: Tensor  # (r, means), zero on average
-    maps: Tensor  # (in, 2r): `frame` and `responses` side by side
+    maps: Tensor  # (in, 2r): the frame, orthonormal, which spans L⁻ᵀ O and so responds to c, and the responses L O
     turn: Tensor  # (r, r): L⁻ᵀ O = frame · turn
     lengths: Tensor  # (r, r): the Gram of the responses, so that c has the length √(cᵀ lengths c) in the input
     probes: Tensor  # (r, r): Σ⁻¹ L O = frame · probes, Σ the scatter within classes and between them
@@ -48,9 +48,10 @@ class WhitenedMeans:
             responses = (span.mT @ factor.mT).mT  # as factor @ span, which BLAS takes forty times as long for
         else:
             found, responses = whitened, factor
-            identity = torch.eye(width, dtype=factor.dtype, device=factor.device)
-            directions = torch.linalg.solve_triangular(factor.mT, identity, upper=True)
-        frame = orthonormal_columns(directions)
+            directions = torch.eye(width, dtype=factor.dtype, device=factor.device)
+            directions = torch.linalg.solve_triangular(factor.mT, directions, upper=True)
+        maps = torch.cat([orthonormal_columns(directions), responses], dim=1)
+        frame, responses = maps.tensor_split(2, dim=1)
         small = torch.cat([found, frame.mT @ directions, responses.mT @ responses], dim=1).cpu()  # in one transfer
         found, turn, lengths = small.split([len(others), len(small), len(small)], dim=1)
         coordinates = torch.zeros(len(small), len(counts), dtype=torch.float64)
@@ -61,18 +62,7 @@ class WhitenedMeans:
         system = torch.eye(len(small), dtype=torch.float64) + between @ between.mT
         probes = torch.cholesky_solve(turn.mT, torch.linalg.cholesky(system)).mT
         duals = _duals(found, counts, others, implied) if found.shape[0] == found.shape[1] else None
-        maps = torch.cat([frame, responses], dim=1)
         return cls(counts, coordinates, maps, turn, lengths, probes, duals, float(spread))
-
-    @property
-    def frame(self) -> Tensor:
-        """(in, r), orthonormal: the directions that respond to the coordinates, the span of L⁻ᵀ O."""
-        return self.maps[:, : len(self.turn)]
-
-    @property
-    def responses(self) -> Tensor:
-        """(in, r): L O."""
-        return self.maps[:, len(self.turn) :]
 
     def mapped(self, directions: Tensor, answers: Tensor) -> Tensor:
         """frame · directions + responses · answers, in one product on the layer's device."""

@@ -15,9 +15,10 @@ from safetensors.torch import save_file
 from test_networks import torchvision_name
 
 from unmerge.bench import cifar100, paper
+from unmerge.bench.caching import file_checksum
 from unmerge.bench.cifar_options import parser
 from unmerge.bench.networks import cifar_resnet
-from unmerge.errors import DataError
+from unmerge.errors import DataError, FileError
 
 FINE = ["apple", "oak_tree", "maple_tree", "dolphin"]
 GROUPS = ["fruit_and_vegetables", "trees", "aquatic_mammals"]
@@ -122,16 +123,30 @@ def test_rows_of_the_paper_and_ablations(monkeypatch: pytest.MonkeyPatch, folder
 
 @pytest.mark.filterwarnings("ignore::unmerge.errors.UnmergeWarning")
 def test_the_wrong_initial_weights_may_be_named(monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path) -> None:
-    torch.manual_seed(5)
-    other = cifar_resnet("tiny", 4).state_dict()
-    named = {name: value.contiguous() for key, value in other.items() if (name := torchvision_name(key)) is not None}
-    save_file(named, tmp_path / "other.safetensors")
-    rows = ["init: default, zero", "init: default, wrong (other)"]
-    wrong = ["--wrong", str(tmp_path / "other.safetensors"), "--ablate", "init", "--only", *rows]
-    found = run(monkeypatch, folder, tmp_path, "--task", "class:dolphin", *wrong)
-    first, second = (found["tables"]["summary"]["rows"][row]["KL forget"] for row in rows)
-    assert first != second
+    figures = []
+    for seed in (5, 6):
+        torch.manual_seed(seed)
+        other = cifar_resnet("tiny", 4).state_dict()
+        named = {
+            name: value.contiguous() for key, value in other.items() if (name := torchvision_name(key)) is not None
+        }
+        path = tmp_path / str(seed) / "model.safetensors"  # the name that most checkpoints have
+        path.parent.mkdir()
+        save_file(named, path)
+        row = f"init: default, wrong (model {file_checksum(path)})"
+        wrong = ["--wrong", str(path), "--ablate", "init", "--only", row]
+        found = run(monkeypatch, folder, tmp_path, "--task", "class:dolphin", *wrong)
+        figures.append(found["tables"]["summary"]["rows"][row]["KL forget"])
+        assert found["settings"]["wrong"] == str(path)
+    assert figures[0] != figures[1]
     assert not list(tmp_path.glob("cache/*/first-half-*"))
+
+
+def test_wrong_initial_weights_are_looked_at_before_anything_is_trained(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="Type --ablate init"):
+        folder_of("--wrong", str(tmp_path / "other.safetensors"))
+    with pytest.raises(FileError, match=r"other\.safetensors"):
+        folder_of("--wrong", str(tmp_path / "other.safetensors"), "--ablate", "init")
 
 
 @pytest.mark.parametrize(("task", "forgotten"), [("class:dolphin", 40), ("coherent", 41), ("random", 8)])

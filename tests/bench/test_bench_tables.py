@@ -90,6 +90,9 @@ def test_a_row_that_some_results_have_is_lent_to_others(several: Path) -> None:
     assert tables.table("*-zero with *-zero@mask", several).splitlines()[2] == "| mask (trees, wolf) | 0.850 | 1.5 |"
     with pytest.raises(FileError, match="'nobody'"):
         tables.table("*-zero with *-zero@nobody", several)
+    for borrowed in ("*-zero", "wolf-zero@paper"):
+        with pytest.raises(FileError, match="expected NAMES@ROW"):
+            tables.table(f"trees-zero with {borrowed}", several)
 
 
 def test_a_row_of_other_requests_shows_only_what_is_measured_against_their_reference(tmp_path: Path) -> None:

@@ -82,10 +82,10 @@ ABLATIONS: dict[str, Callable[[Cell], Rows]] = {
 
 
 def inits(
-    task: Task, wrong: Mapping[str, Callable[[], Mapping[str, Tensor]]]
+    task: Task, stranger: str, wrong: Callable[[], Mapping[str, Tensor]]
 ) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
-    """Rows with the true initial weights (where there are any), with zero, and with those of other trainings."""
-    starts: dict[str, Callable[[], Init]] = {"zero": lambda: "zero", **wrong}
+    """Rows with the true initial weights (where there are any), with zero, and with a stranger's."""
+    starts: dict[str, Callable[[], Init]] = {"zero": lambda: "zero", stranger: wrong}
     if task.init != "zero":
         starts = {"true": lambda: task.init, **starts}
     recipes = {"default": Recipe(), "cav-kmeans": paper_cell(task, "cav-kmeans")}

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from unmerge import __version__
 from unmerge.bench import cifar_data, comparison, paper
 from unmerge.bench.ablations import ablated, inits
-from unmerge.bench.caching import short_checksum
+from unmerge.bench.caching import file_checksum, short_checksum
 from unmerge.bench.cifar_options import parser
 from unmerge.bench.images import Images
 from unmerge.bench.networks import cifar_resnet, load_trunk, packaged_trunk
@@ -82,6 +82,9 @@ class Benchmark:
             )
         kept = f"{options.network}-{options.init}-{self.schedule.epochs}-{options.subset or 'all'}"
         self.trunk = load_weights(options.checkpoint or packaged_trunk()) if options.init == "pretrained" else {}
+        if options.wrong is not None and "init" not in options.ablate:
+            raise DataError(f"--wrong {options.wrong} is for the rows of --ablate init. Type --ablate init as well.")
+        self.wrong = load_weights(options.wrong) if options.wrong is not None else {}
         self.folder = Path(options.cache) / f"{kept}-{short_checksum(self.trunk, vars(self.schedule))}"
 
     def run(self) -> Evaluation:
@@ -114,7 +117,7 @@ class Benchmark:
         seconds: dict[str, float] = {}
         chosen = dict(comparison.methods(task, seed=self.options.seed, published=True))
         for ablation in self.options.ablate:
-            chosen |= dict(inits(task, self._strangers()) if ablation == "init" else ablated(task, ablation))
+            chosen |= dict(inits(task, *self._stranger()) if ablation == "init" else ablated(task, ablation))
         if self.options.only:
             unknown = [name for name in self.options.only if name not in chosen]
             if unknown:
@@ -149,6 +152,7 @@ class Benchmark:
             "network": self.options.network,
             "schedule": vars(self.schedule),
             "subset": self.options.subset,
+            "wrong": None if self.options.wrong is None else str(self.options.wrong),
             "versions": {"unmerge": __version__, "torch": torch.__version__, "python": platform.python_version()},
             "device": torch.cuda.get_device_name() if self.options.device.startswith("cuda") else platform.processor(),
         }
@@ -177,13 +181,13 @@ class Benchmark:
             load_trunk(model, trunk or self.trunk)
         return model
 
-    def _strangers(self) -> dict[str, Callable[[], Mapping[str, Tensor]]]:
+    def _stranger(self) -> tuple[str, Callable[[], Mapping[str, Tensor]]]:
         """Weights of a network of the same form from other data: those named, or trained on half of the classes."""
         own, path = self.options.seed, self.options.wrong
-        if path is not None:
-            return {f"wrong ({path.stem})": lambda: self._initial(own, load_weights(path)).state_dict()}
+        if path is not None:  # a name of its own for each file, since rows are kept by name
+            return f"wrong ({path.stem} {file_checksum(path)})", lambda: self._initial(own, self.wrong).state_dict()
         half = self.data.train.where(self.data.train.labels < len(self.data.classes) // 2)
-        return {"wrong": lambda: self._network(f"first-half-{own}", half, own + 7, own).state_dict()}
+        return "wrong", lambda: self._network(f"first-half-{own}", half, own + 7, own).state_dict()
 
     def _network(self, name: str, images: Images, seed: int, start_seed: int) -> nn.Module:
         """A network trained with a seed; `start_seed` is that of the head which a pretrained trunk gets."""

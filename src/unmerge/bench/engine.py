@@ -73,7 +73,7 @@ def main() -> None:
         model.load_state_dict(load_weights(options.weights))
         model.to(device)
     tables = measure(model, everything, forget, rest, device, options.basis, not options.no_eigh)
-    machine = torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
+    machine = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
     versions = {"unmerge": unmerge.__version__, "torch": torch.__version__, "python": platform.python_version()}
     named = {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
     found = Evaluation(tables, {}, {**named, "seed": 0, "machine": machine, "versions": versions})
@@ -102,18 +102,22 @@ def measure(
         times.note(step, found.provenance["seconds"])
         return found
 
-    collect(forget)  # the first call of a process is slow
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    times.made("plain forward over S", lambda: plain_forward(model, everything, forward), repeats)
-    times.made("plain forward over F", lambda: plain_forward(model, forget, forward), repeats)
-    sizes["peak memory of a plain forward, GiB"] = _peak_memory(device) / 2**30
-    for _ in range(repeats):
+    def first_request() -> tuple[unmerge.Statistics, unmerge.Statistics, unmerge.Edit]:
         with times("first request"):
             with times("first request: passes"):
                 part = collect(forget)
                 retain = collect(rest, part)
-            edit = fit("first request", part, retain)
+            return part, retain, fit("first request", part, retain)
+
+    collect(forget)  # the first call of a process is slow
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    times.made("plain forward over S", lambda: plain_forward(model, everything, forward), repeats)
+    times.made("plain forward over F", lambda: plain_forward(model, forget, forward), REPEATS)
+    sizes["peak memory of a plain forward, GiB"] = _peak_memory(device) / 2**30
+    for _ in range(repeats - 1):
+        first_request()
+    part, retain, edit = first_request()
     sizes["peak memory of the first request, GiB"] = _peak_memory(device) / 2**30
     whole = part + retain
     if device.type == "cuda":
@@ -190,13 +194,13 @@ def _matrix_rates(whole: unmerge.Statistics, seconds: float, device: torch.devic
     """How near the Gram products come to the rate of a large product, all time beyond a plain forward being theirs."""
     # Half of each symmetric product; layers that share their input share one.
     shapes = {id(layer): (layer.moments.n, layer.moments.mean.numel()) for layer in whole.layers.values()}
-    operations = sum(rows * width**2 for rows, width in shapes.values())
+    products = sum(rows * width**2 for rows, width in shapes.values())
     size, product = 8192, Stopwatch(device)
     square = torch.randn(size, size, device=device, dtype=torch.bfloat16)
     product.made("large", lambda: square @ square, 5)
-    rate, peak = operations / seconds / 1e12, 2 * size**3 / product.best("large") / 1e12
+    rate, peak = products / seconds / 1e12, 2 * size**3 / product.best("large") / 1e12
     return {
-        "Gram products, TFLOP": operations / 1e12,
+        "Gram products, TFLOP": products / 1e12,
         "Gram products in the time beyond a plain forward, TFLOP/s": rate,
         "a large product, TFLOP/s": peak,
         "share of its rate that the Gram products reach, %": 100 * rate / peak,
@@ -238,7 +242,7 @@ def plain_forward(model: nn.Module, data: Batches, forward: Any) -> None:
 
 def _peak_memory(device: torch.device) -> int:
     if device.type == "cuda":
-        return torch.cuda.max_memory_allocated()
+        return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

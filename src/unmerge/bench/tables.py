@@ -105,6 +105,10 @@ def _with_row(shown: Table, borrowed: str, title: str, results: Path) -> Table:
     Only what the reference has of 0 or 1 is told, being measured against it: the rest depends on the request.
     """
     pattern, _, row = borrowed.partition("@")
+    if not row or "*" not in pattern:
+        raise FileError(
+            f"a page shows a table with {borrowed!r}; expected NAMES@ROW, such as cifar100/*-zero-0@retrained again."
+        )
     own = shown.cells.get(shown.reference or "", {})
     strange = {
         column.label
