@@ -170,14 +170,58 @@ print(edit.provenance["notes"]["sketches"]["1"]["size"], plan.bytes, peak[0])
 """
 
 
-@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="the peak is measured by way of /proc")
-def test_a_sketched_layer_takes_no_more_than_its_bound():
+MEANS = """
+import sys, torch, unmerge
+from torch import nn
+from unmerge import Recipe
+from unmerge.bench.memory import peak_of
+from unmerge.costs import costs_of, grams_of
+
+def request(width, classes):
+    torch.manual_seed(0)
+    model, labels = nn.Sequential(nn.Identity(), nn.Linear(width, 4)).eval(), torch.arange(width + 500) % classes
+    rows = torch.randn(len(labels), width) + torch.randn(classes, width)[labels]
+    whole = unmerge.collect(model, [(rows, labels)])
+    return model, whole, unmerge.collect(model, [(rows[labels == 0], labels[labels == 0])], whole)
+
+width, classes = 1200, int(sys.argv[1])
+recipe = Recipe(basis=sys.argv[2], layers=["1"], head="edit")
+for size in (100, width):  # the first makes what the libraries keep
+    model, whole, part = request(size, min(classes, size // 2 if size == 100 else classes))
+    retain = whole - part
+    retain.parts = None  # as from two passes
+    with peak_of(torch.device("cpu")) as peak:
+        unmerge.fit(model, part, retain, init="zero", recipe=recipe, on_verdict="ignore")
+(cost,) = costs_of(model, ["1"], {}, grams_of(recipe, 1, classes - 1, False), recipe, 1)
+print(cost.working, peak[0])
+"""
+
+
+def measured(script, *arguments):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "100000"}
     paths = [Path(unmerge.__file__).parents[1], Path(__file__).parent]
     environment["PYTHONPATH"] = os.pathsep.join(map(str, paths))
-    done = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, env=environment, timeout=300)
+    command = [sys.executable, "-c", script, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
     assert done.returncode == 0, done.stderr
-    size, said, taken = map(int, done.stdout.split())
+    return tuple(map(int, done.stdout.split()))
+
+
+needs_proc = pytest.mark.skipif(
+    not os.access("/proc/self/clear_refs", os.W_OK), reason="the peak is measured by way of /proc"
+)
+
+
+@needs_proc
+@pytest.mark.parametrize(("classes", "basis"), [(1201, "blend"), (900, "blend"), (1150, "private-mean")])
+def test_bases_of_nearly_as_many_means_as_features_take_no_more_than_is_planned(classes, basis):
+    said, taken = measured(MEANS, str(classes), basis)
+    assert 0.6 * said < taken < said
+
+
+@needs_proc
+def test_a_sketched_layer_takes_no_more_than_its_bound():
+    size, said, taken = measured(PEAK)
     assert size > 150
     assert said <= 100 * 10**6 < 8192**2 * 4, "the Gram alone would take more than twice as much"
     in_flight = 12 * 10**6  # the rows of a batch in float64 and pieces of blocks

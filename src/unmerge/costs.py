@@ -16,6 +16,8 @@ _WORKING = {"deflated-pca": 56, "contrastive": 28, "wiener": 28}
 _WORKING_OTHERS = 40
 _WORKING_DENSE = 56  # of inputs so narrow, or directions so many, that all eigenvectors are found
 _DIRECTION = 32  # bytes a feature and direction
+_MEAN = 184  # bytes a feature and class, where the bases are made of class means
+_OF_MEANS = ("auto", "blend", "private-mean")
 _VERDICT = 4  # of a Gram whose halves are mirrored, and later of all inputs but the control's
 _VERDICT_NARROW = 36  # of inputs so narrow, or coordinates of a sketch, that all eigenvectors are found
 _CLUSTER = {"cav-class": 4, "cav-kmeans": 16}  # and this many more for each class or cluster
@@ -165,6 +167,8 @@ class _Layers:
             factor = max(factor, _WORKING_DENSE)
         judging = square * (_VERDICT_NARROW if is_narrow else _VERDICT) + _KRYLOV * width
         working = square * factor + (_KRYLOV + _DIRECTION * rank) * width
+        if basis in _OF_MEANS:
+            working = max(working, _MEAN * width * min(width, grams.sums_solving))
         if sketch is not None:
             judging += 2 * span + 3 * gram + 4 * square * grams.reading
             working += 2 * span + gram + 4 * square * grams.solving
