@@ -88,9 +88,7 @@ def _means(tables: Mapping[str, Table]) -> Table:
 
 def _each(tables: Mapping[str, Table], row: str) -> Table:
     """One row of the tables that have it, under their names, its mean and, of two or more, its deviation."""
-    found = {name: each[row] for name, each in tables.items() if row in each.cells}
-    if not found:
-        raise FileError(f"a page shows the row {row!r} of {listing(list(tables))}, and none of them has it.")
+    found = _having(row, tables)
     first = next(iter(tables.values()))
     cells = {name: {label: Figure(figure.value) for label, figure in own.items()} for name, own in found.items()}
     cells["mean"] = _over(list(found.values()), fmean)
@@ -115,18 +113,21 @@ def _with_row(shown: Table, borrowed: str, title: str, results: Path) -> Table:
         for column in shown.columns
         if column.label in own and (column.better == "near" or own[column.label].value not in (0, 1))
     }
-    found = {
-        name: {label: figure for label, figure in each[row].items() if label not in strange}
-        for name, each in _tables(pattern, title, results).items()
-        if row in each.cells
-    }
-    if not found:
-        raise FileError(f"a page shows the row {row!r} of {pattern}, and none of these has it.")
+    found = _having(row, _tables(pattern, title, results))
     label = f"{row} ({', '.join(found)})"
     above = [name for name in shown.cells if name in shown.anchors]
     order = [*above, label, *(name for name in shown.cells if name not in above)]
-    cells = {**shown.cells, label: _over(list(found.values()), fmean)}
+    means = _over(list(found.values()), fmean)
+    cells = {**shown.cells, label: {key: figure for key, figure in means.items() if key not in strange}}
     return replace(shown, cells={name: cells[name] for name in order}, anchors=[*shown.anchors, label])
+
+
+def _having(row: str, tables: Mapping[str, Table]) -> dict[str, dict[str, Figure]]:
+    """This row of the tables that have it."""
+    found = {name: each[row] for name, each in tables.items() if row in each.cells}
+    if not found:
+        raise FileError(f"a page shows the row {row!r} of {listing(list(tables))}, and none of them has it.")
+    return found
 
 
 def _showing(shown: Table, labels: list[str]) -> Table:
