@@ -144,7 +144,7 @@ def _refusal(name: str, module: nn.Module, owners: Mapping[int, list[str]]) -> s
     """Why a layer's weight cannot be edited in place, if it cannot."""
     if parametrize.is_parametrized(module) or not ("weight" in module._parameters or isinstance(module, Slice)):
         return "has a parametrized weight (weight or spectral norm, LoRA), which is recomputed at every call"
-    weight = module.get_parameter("weight") if isinstance(module, Slice) else module.weight
+    weight = _weight_of(module)
     if not isinstance(weight, Tensor) or not weight.is_floating_point() or weight.dim() != _dimensions(module):
         found = (
             f"{weight.dtype} of shape {tuple(weight.shape)}" if isinstance(weight, Tensor) else type(weight).__name__
@@ -196,9 +196,14 @@ def from_matrix(matrix: Tensor, like: Tensor, transposed: bool) -> Tensor:
     return matrix.mT if transposed else matrix.reshape(like.shape)
 
 
+def _weight_of(module: nn.Module) -> object:
+    """What a layer calls its weight, a tensor or not, as it is stored."""
+    return module.get_parameter("weight") if isinstance(module, Slice) else module.weight
+
+
 def _widths(module: nn.Module) -> tuple[int, int]:
     """How many outputs and inputs a layer has; none where its weight is no matrix."""
-    weight = module.get_parameter("weight") if isinstance(module, Slice) else module.weight
+    weight = _weight_of(module)
     shape = weight.shape if isinstance(weight, Tensor) and weight.dim() > 1 else (0, 0)
     return (shape[1], shape[0]) if is_transposed(module) else (shape[0], prod(shape[1:]))
 

@@ -88,7 +88,7 @@ def main() -> None:
 def measure(
     model: nn.Module, everything: Batches, forget: Batches, rest: Batches, device: torch.device, basis: str, eigh: bool
 ) -> dict[str, Table]:
-    """The seconds of each step, and a table of sizes and rates."""
+    """The seconds of each step, how many operations some launch, and sizes and rates."""
     times, sizes, counts = Stopwatch(device), dict[str, float](), dict[str, float]()
     forward = half_precision if device.type == "cuda" else None
     recipe, layers = unmerge.Recipe(basis=basis), edited_layers(model)
