@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,6 +21,7 @@ from typing import Any, NoReturn
 import safetensors.torch
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
+from tqdm.auto import tqdm
 
 import unmerge.files
 from unmerge import Edit, collect
@@ -96,6 +98,8 @@ def started(task: dict[str, Any], counted: Path) -> int:
     """The number of a new process that carries out a task."""
     child = os.fork()
     if child == 0:
+        # The lock of progress bars is shared by forks: one that is killed while it holds it would stop all after it.
+        tqdm.set_lock(threading.RLock())
         carry_out(task, counted)
     return child
 
