@@ -16,9 +16,9 @@ import unmerge
 from networks import batched, split
 from unmerge import Edit, Recipe, Statistics
 from unmerge.bench.digits import accuracy, load_digits, train
+from unmerge.editing.rewriting import REMOVED_BIAS
 from unmerge.errors import StatisticsError
-from unmerge.ledger import as_collected, ledger_of, set_aside
-from unmerge.rewriting import REMOVED_BIAS
+from unmerge.model.ledger import as_collected, ledger_of, set_aside
 
 TRAIN, TEST = load_digits()
 LDA = Recipe(basis="lda")

@@ -19,7 +19,7 @@ import unmerge
 from networks import Batch, batched, request
 from unmerge import Edit, Recipe
 from unmerge.errors import DataError, EditError, LayerError, StatisticsError, UnmergeWarning
-from unmerge.kmeans import kmeans
+from unmerge.linalg.kmeans import kmeans
 from unmerge.recipe import CLOSED_FORMS
 
 BASES = ("lda", "cav-class", "contrastive", "private-mean", "wiener", "pca", "deflated-pca")

@@ -12,8 +12,8 @@ import networks
 import reference
 import unmerge
 from networks import request
-from unmerge import bases, solvers
-from unmerge.eigen import top_eigenpairs
+from unmerge.linalg.eigen import top_eigenpairs
+from unmerge.solving import bases, solvers
 
 SLACK = 1 + 1e-9
 weights = st.floats(0, 50)

@@ -6,7 +6,7 @@ import torch
 from decoders import KINDS, decoder, padded, sentences
 from tokenizers_at_hand import tokenizer
 from unmerge import collect, tokens
-from unmerge.batches import mask_of
+from unmerge.data.batches import mask_of
 from unmerge.errors import DataError
 
 RECORDS = [

@@ -1,20 +1,20 @@
 """Make a fine-tuned network forget a class or a concept by a closed-form, low-rank, reversible edit."""
 
 from unmerge import distributed, tokens
-from unmerge.collection import collect
-from unmerge.composition import compose
-from unmerge.diagnosis import Diagnosis, diagnose
-from unmerge.edit import Edit
+from unmerge.collecting.collection import collect
+from unmerge.collecting.statistics import Statistics
+from unmerge.diagnosing.diagnosis import Diagnosis, diagnose
+from unmerge.editing.composition import compose
+from unmerge.editing.edit import Edit
+from unmerge.editing.layer_edit import LayerEdit
+from unmerge.editing.searching import AlphaSearch
+from unmerge.editing.strength import search_alpha
 from unmerge.interop.checkpoints import edit_checkpoint
-from unmerge.layer_edit import LayerEdit
-from unmerge.moments import Moments
-from unmerge.parts import plan
 from unmerge.pipeline import fit
-from unmerge.planning import Plan
+from unmerge.planning.plans import Plan
 from unmerge.recipe import Recipe
-from unmerge.searching import AlphaSearch
-from unmerge.statistics import Statistics
-from unmerge.strength import search_alpha
+from unmerge.solving.parts import plan
+from unmerge.sums.moments import Moments
 from unmerge.version import VERSION as __version__
 
 __all__ = [

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from unmerge import tokens
-from unmerge.batches import Forward, classifier_logits, feed, labels_of, logits_of, on_device
-from unmerge.distributed import summed
+from unmerge.data.batches import Forward, classifier_logits, feed, labels_of, logits_of, on_device
+from unmerge.data.reading import Reading
+from unmerge.distributed.processes import summed
 from unmerge.errors import DataError
-from unmerge.normalization import evaluating
-from unmerge.reading import Reading
+from unmerge.model.normalization import evaluating
 
 
 @torch.no_grad()

@@ -9,24 +9,24 @@ from typing import Any
 
 from torch import nn
 
-from unmerge import initial
-from unmerge.batches import Forward, Mask, device_of
-from unmerge.distributed import agreed, copy_first_, same_everywhere, size, together
-from unmerge.doses import Doses
-from unmerge.edit import Edit
+from unmerge.collecting.statistics import Statistics
+from unmerge.data.batches import Forward, Mask, device_of
+from unmerge.diagnosing.verdict import Evidence, Verdict
+from unmerge.distributed.processes import agreed, copy_first_, same_everywhere, size, together
+from unmerge.editing.edit import Edit
 from unmerge.errors import DataError, LayerError, RecipeError, listing, reasons, warn
-from unmerge.fitting import Clock, Fitted, fit_layers
-from unmerge.gathering import Source
-from unmerge.initial import Init, TaskVectors
-from unmerge.layers import select, tensor_name
-from unmerge.ledger import as_collected
-from unmerge.origin import check_origin
-from unmerge.parts import Sources, described_together, expected_layers, parts_of, without_moments
+from unmerge.model import initial
+from unmerge.model.initial import Init, TaskVectors
+from unmerge.model.layers import select, tensor_name
+from unmerge.model.ledger import as_collected
+from unmerge.model.origin import check_origin
 from unmerge.provenance import finished_edit
 from unmerge.recipe import Recipe
-from unmerge.request import Request
-from unmerge.statistics import Statistics
-from unmerge.verdict import Evidence, Verdict
+from unmerge.solving.doses import Doses
+from unmerge.solving.fitting import Clock, Fitted, fit_layers
+from unmerge.solving.gathering import Source
+from unmerge.solving.parts import Sources, described_together, expected_layers, parts_of, without_moments
+from unmerge.solving.request import Request
 
 
 @together

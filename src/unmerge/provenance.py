@@ -11,17 +11,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from unmerge.batches import device_of
-from unmerge.edit import Edit
+from unmerge.data.batches import device_of
+from unmerge.diagnosing.verdict import Verdict
+from unmerge.editing.edit import Edit
+from unmerge.editing.layer_edit import LayerEdit
 from unmerge.errors import EditError, listing, warn
-from unmerge.fitting import Fitted
-from unmerge.heads import removal
-from unmerge.initial import Init
-from unmerge.layer_edit import LayerEdit
-from unmerge.layers import last_quarter
+from unmerge.model.initial import Init
+from unmerge.model.layers import last_quarter
 from unmerge.recipe import Recipe
-from unmerge.request import Request
-from unmerge.verdict import Verdict
+from unmerge.solving.fitting import Fitted
+from unmerge.solving.heads import removal
+from unmerge.solving.request import Request
 from unmerge.version import VERSION
 
 LOW_SHARE = 0.9  # of the variance that a sketch should hold

@@ -12,7 +12,7 @@ from networks import batched, hf_resnet, hf_vit, request
 from unmerge.baselines import METHODS
 from unmerge.bench.digits import accuracy, load_digits, train
 from unmerge.errors import DataError, UnmergeError
-from unmerge.fingerprint import fingerprint, state_of
+from unmerge.storage.fingerprint import fingerprint, state_of
 
 pytestmark = pytest.mark.parametrize("name", METHODS)
 

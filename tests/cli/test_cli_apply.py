@@ -13,7 +13,7 @@ from transformers import ResNetForImageClassification
 
 import unmerge as library
 from unmerge.bench.digits import load_digits, network
-from unmerge.rewriting import REMOVED_BIAS
+from unmerge.editing.rewriting import REMOVED_BIAS
 
 
 def same(first: Path, second: Path) -> bool:

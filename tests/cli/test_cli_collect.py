@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +11,10 @@ import torch
 from cli_place import RESNET, SMALL, Command, Place, Result
 
 import unmerge as library
+from full_disk import full_after
+from unmerge.collecting.merging import Shard, merge, save_shard
 from unmerge.errors import FileError, StatisticsError
-from unmerge.files import read_header
-from unmerge.merging import Shard, merge, save_shard
+from unmerge.storage.files import read_header
 
 DATA = ("--data", "few.npz")
 TOTAL = 3
@@ -202,25 +200,11 @@ def test_a_loader_of_one_s_own_is_read_whole(here: Command, tmp_path: Path) -> N
     assert library.Statistics.load(tmp_path / "all.safetensors").samples == 1347
 
 
-@contextmanager
-def full_disk() -> Iterator[None]:
-    """No file may grow beyond a few bytes: what a full disk does to a write.
-
-    Inside it nothing but the command may write: pytest's own output can be a file too.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 def test_a_full_disk_keeps_the_file_that_was_there(here: Command, shards: list[Path], tmp_path: Path) -> None:
     target = tmp_path / "all.safetensors"
     target.write_bytes(b"before")
     for command in (("collect", *SMALL, *DATA), ("merge-stats", *shards)):
-        with full_disk():
+        with full_after(2000):
             found = here(*command, "--out", target, "--overwrite")
         assert found.code == 1
         assert "all.safetensors" in found.err

@@ -11,7 +11,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from networks import Batch, batched, cnn, samples
-from unmerge import Recipe, collect, distributed, fit, messages, search_alpha
+from unmerge import Recipe, collect, distributed, fit, search_alpha
+from unmerge.distributed import messages
 from unmerge.evaluation import evaluate
 
 

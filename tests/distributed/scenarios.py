@@ -28,16 +28,18 @@ from torch.utils.data import (
 import unmerge
 from decoders import decoder, padded, sentences
 from networks import Batch, batched, cnn, hf_vit, mlp, samples
-from unmerge import Recipe, Statistics, collect, distributed, fit, messages, reduction, search_alpha
-from unmerge.distributed import OwnShare
+from unmerge import Recipe, Statistics, collect, distributed, fit, search_alpha
+from unmerge.collecting import reduction
+from unmerge.distributed import messages
+from unmerge.distributed.processes import OwnShare
 from unmerge.errors import RankError
 from unmerge.evaluation import evaluate
 from unmerge.evaluation.language import Encoded, score
-from unmerge.fingerprint import fingerprint, state_of
-from unmerge.ledger import ledger_of
 from unmerge.measures import answer_probability
-from unmerge.sharded import whole
-from unmerge.sketching import SketchedMoments
+from unmerge.model.ledger import ledger_of
+from unmerge.placement.sharded import whole
+from unmerge.storage.fingerprint import fingerprint, state_of
+from unmerge.sums.sketching import SketchedMoments
 
 LABELS = [0, 1, 2, 3, 1, 2, 0, 3, 3, 1, 2, 0, 1, 1, 2, 3, 0]  # 17: no number of processes divides it
 

@@ -28,7 +28,7 @@ import time
 from datetime import timedelta
 
 from torch import nn
-from unmerge import messages
+from unmerge.distributed import messages
 
 class Network(nn.Sequential):
     def forward(self, images):

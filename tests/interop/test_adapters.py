@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from decoders import decoder
+from full_disk import full_after
 from networks import cnn, conv1d_net, convolution_net, hf_vit, mlp, ready
-from test_files import file_size_limit
 from unmerge import Edit, LayerEdit, Recipe
 from unmerge.errors import EditError, FileError, LayerError
-from unmerge.files import read_tensors
+from unmerge.storage.files import read_tensors
 
 PRESERVING = PLAIN.but(mean="preserve")
 MODELS: dict[str, Callable[[], tuple[nn.Module, Edit, Any]]] = {}
@@ -205,7 +205,7 @@ def test_ranks_differ_and_only_the_edited_layers_are_targets(ranks: dict[str, in
 
 
 def edit_weights(edit: Edit, model: nn.Module) -> dict[str, str]:
-    from unmerge.fingerprint import fingerprint, state_of
+    from unmerge.storage.fingerprint import fingerprint, state_of
 
     state = state_of(model)
     return fingerprint({name: state[name] for name in edit.touched})
@@ -322,11 +322,11 @@ def test_another_base_is_named_by_what_differs(tmp_path: Path):
 def test_a_full_disk_leaves_no_adapter_that_loads(tmp_path: Path):
     model = decoder("llama")
     edit = language_edit(model)
-    with file_size_limit(1000), pytest.raises((FileError, OSError)):
+    with full_after(1000), pytest.raises((FileError, OSError)):
         edit.to_peft(tmp_path / "new", 1.0)
     assert not list((tmp_path / "new").glob("*"))
     edit.to_peft(tmp_path / "old", 1.0)
-    with file_size_limit(1000), pytest.raises((FileError, OSError)):
+    with full_after(1000), pytest.raises((FileError, OSError)):
         edit.to_peft(tmp_path / "old", 2.0)
     assert not (tmp_path / "old" / "adapter_config.json").exists()
 

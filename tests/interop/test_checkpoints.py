@@ -22,11 +22,11 @@ from torch.testing import assert_close
 from transformers import AutoModelForCausalLM, AutoModelForImageClassification, LlamaModel
 
 from decoders import decoder
+from full_disk import full_after
 from networks import hf_resnet, hf_vit
-from test_files import file_size_limit
 from unmerge import Edit, LayerEdit, Recipe, compose, edit_checkpoint
 from unmerge.errors import EditError, FileError, UnmergeWarning
-from unmerge.fingerprint import fingerprint
+from unmerge.storage.fingerprint import fingerprint
 
 
 def tensors_in(directory: Path) -> dict[str, Tensor]:
@@ -288,7 +288,7 @@ def test_links_are_followed_as_in_the_cache_of_the_hub(base: Path, edit: Edit, t
 
 
 def test_a_full_disk_leaves_nothing(base: Path, edit: Edit, tmp_path: Path):
-    with file_size_limit(700), pytest.raises(OSError, match="too large"):
+    with full_after(700), pytest.raises(OSError, match="too large"):
         edit_checkpoint(base, edit, 1.0, tmp_path / "edited")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["base"]
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from unmerge.errors import EditError
-from unmerge.fingerprint import fingerprint
 from unmerge.interop.locating import located
 from unmerge.interop.shards import Checkpoint
+from unmerge.storage.fingerprint import fingerprint
 
 
 def checkpoint_of(directory: Path, tensors: dict[str, Tensor]) -> Checkpoint:

@@ -16,14 +16,14 @@ from torch import Tensor, nn
 import unmerge
 from unmerge.cli import apply, edits, exports, recipes, run_directory
 from unmerge.cli.recipes import RecipeFlags
+from unmerge.collecting.merging import Shard, merge, save_shard
+from unmerge.editing.searching import AlphaSearch, Point
 from unmerge.evaluation.language import Answers, TokenScores
 from unmerge.evaluation.predictions import Outputs, SplitOutputs, check
-from unmerge.initial import initial_weights
 from unmerge.interop.card import model_card
 from unmerge.interop.shards import Checkpoint
-from unmerge.merging import Shard, merge, save_shard
+from unmerge.model.initial import initial_weights
 from unmerge.report import page
-from unmerge.searching import AlphaSearch, Point
 
 ADAPTED = "base_model.model.0"
 

@@ -9,9 +9,9 @@ import torch
 from reliability_place import Task, tree
 
 import unmerge
-from unmerge.directories import taking_the_place_of
 from unmerge.errors import FileError
-from unmerge.files import read_tensors
+from unmerge.storage.directories import taking_the_place_of
+from unmerge.storage.files import read_tensors
 
 MODEL = ("--model", "tiny_models:build", "--weights", "w.safetensors")
 RUN = ("run", *MODEL, "--data", "digits.npz", "--no-report", "--curve-samples", "20")

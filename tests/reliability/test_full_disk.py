@@ -3,31 +3,18 @@
 from __future__ import annotations
 
 import re
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from reliability_place import tree
 
 import unmerge
+from full_disk import full_after
 from unmerge.cli import main
 from unmerge.interop.checkpoints import edit_checkpoint
 
 MODEL = ("--model", "tiny_models:build", "--weights", "w.safetensors", "--data", "digits.npz")
 RUN = ("run", *MODEL, "--forget", "label=3", "--curve-samples", "20")
-
-
-@contextmanager
-def full_after(size: int) -> Iterator[None]:
-    """No file may grow beyond `size` bytes."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.fixture(scope="module")

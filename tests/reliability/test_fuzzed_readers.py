@@ -19,7 +19,7 @@ from reader_cases import CASES, PAGES, Case, write_all
 from reliability_place import TIMES, bounded, tree
 
 from unmerge.errors import UnmergeError, UnmergeWarning
-from unmerge.files import read_tensors, write_tensors
+from unmerge.storage.files import read_tensors, write_tensors
 
 BY_NAME = {case.name: case for case in CASES}
 SEALED = [case for case in CASES if case.kind is not None]

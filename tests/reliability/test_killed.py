@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from reliability_place import TIMES, Task, tree
 
-from unmerge.files import load_weights, read_tensors
-from unmerge.statistics import Statistics
+from unmerge.collecting.statistics import Statistics
+from unmerge.storage.files import load_weights, read_tensors
 
 KILLED = -9
 RANDOM = 13  # random times in each of the four tasks

@@ -18,8 +18,8 @@ import unmerge
 from unmerge.cli import exports, main
 from unmerge.cli.recipes import RecipeFlags, recipe_of
 from unmerge.errors import UnmergeError, UnmergeWarning
-from unmerge.files import write_tensors
-from unmerge.initial import initial_weights
+from unmerge.model.initial import initial_weights
+from unmerge.storage.files import write_tensors
 
 POISON = "poisoned_module"
 REFERENCE = f"{POISON}:run"

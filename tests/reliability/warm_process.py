@@ -23,7 +23,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 from tqdm.auto import tqdm
 
-import unmerge.files
+import unmerge.storage.files
 from unmerge import Edit, collect
 from unmerge.cli import application, main  # noqa: F401 (imported before the first fork)
 from unmerge.interop.checkpoints import edit_checkpoint
@@ -73,7 +73,7 @@ def count_changes(last: int | None) -> list[str]:
             os.kill(os.getpid(), signal.SIGKILL)
         safetensors.torch.save_file(tensors, path, metadata)
 
-    unmerge.files.save_file = save  # type: ignore[assignment]
+    unmerge.storage.files.save_file = save  # type: ignore[assignment]
     sys.addaudithook(hook)
     return seen
 

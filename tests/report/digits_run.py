@@ -12,7 +12,7 @@ import unmerge
 from unmerge.baselines import logit_mask
 from unmerge.bench.digits import Split, load_digits, train
 from unmerge.evaluation import evaluate
-from unmerge.files import write_json
+from unmerge.storage.files import write_json
 from unmerge.version import VERSION
 
 AXES = ("accuracy", "entanglement", "fidelity", "decodability")

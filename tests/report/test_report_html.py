@@ -11,9 +11,9 @@ import pytest
 from unmerge import report
 from unmerge.errors import FileError, UnmergeError
 from unmerge.evaluation import Evaluation
-from unmerge.files import write_json
 from unmerge.report import page as pages
 from unmerge.report import view, words
+from unmerge.storage.files import write_json
 
 HOSTILE = "</script><script>alert(1)</script> \"quoted\" 'single' <b>&amp; {{ 7 * 7 }} $x_{ ]]> --> 日本 \u2028 é"
 VOID = {"meta", "link", "img", "input", "br", "hr"}

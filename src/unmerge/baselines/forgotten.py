@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from unmerge.baselines.samples import Data, check_labels, class_count, labels_in
-from unmerge.batches import Forward, batches, first_batch
+from unmerge.data.batches import Forward, batches, first_batch
 from unmerge.errors import DataError, listing
 
 

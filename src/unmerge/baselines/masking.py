@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from unmerge.baselines.copies import working_copy
 from unmerge.baselines.forgotten import forgotten_classes
 from unmerge.baselines.samples import Data
-from unmerge.batches import Forward, classifier_logits
-from unmerge.rewriting import REMOVED_BIAS
+from unmerge.data.batches import Forward, classifier_logits
+from unmerge.editing.rewriting import REMOVED_BIAS
 
 
 class LogitMask(nn.Module):

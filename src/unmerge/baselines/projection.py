@@ -12,13 +12,13 @@ from unmerge.baselines.options import BaselineError, check_count, check_number
 from unmerge.baselines.samples import Data, Samples, gather
 from unmerge.baselines.selection import Candidate, Judge, Weights
 from unmerge.baselines.training import check_finite
-from unmerge.batches import Forward
-from unmerge.collection import collect
+from unmerge.collecting.collection import collect
+from unmerge.collecting.statistics import Statistics
+from unmerge.data.batches import Forward
 from unmerge.errors import DataError
-from unmerge.fingerprint import fingerprint, state_of
-from unmerge.layers import device_of_layer, from_matrix, is_transposed, tensor_name, weight_matrix
-from unmerge.moments import Moments
-from unmerge.statistics import Statistics
+from unmerge.model.layers import device_of_layer, from_matrix, is_transposed, tensor_name, weight_matrix
+from unmerge.storage.fingerprint import fingerprint, state_of
+from unmerge.sums.moments import Moments
 
 RETAIN_SCALES = (100.0, 300.0, 1000.0, 3000.0)
 FORGET_SCALES = (3.0, 10.0, 30.0, 100.0)

@@ -11,11 +11,11 @@ from unmerge.baselines.copies import working_copy
 from unmerge.baselines.forgotten import forgotten_classes
 from unmerge.baselines.samples import Data
 from unmerge.baselines.training import predict
-from unmerge.batches import PROBE_SAMPLES, Forward, first_batch, first_samples, on_device
+from unmerge.data.batches import PROBE_SAMPLES, Forward, first_batch, first_samples, on_device
+from unmerge.editing.rewriting import REMOVED_BIAS
 from unmerge.errors import LayerError, suggest
-from unmerge.layers import candidates, head_of, is_transposed
-from unmerge.normalization import evaluating
-from unmerge.rewriting import REMOVED_BIAS
+from unmerge.model.layers import candidates, head_of, is_transposed
+from unmerge.model.normalization import evaluating
 
 
 def head_removal(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from unmerge.baselines.copies import working_copy
 from unmerge.baselines.samples import Data, gather
 from unmerge.baselines.training import Training, train_on
-from unmerge.batches import device_of
+from unmerge.data.batches import device_of
 from unmerge.errors import InitError, listing
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from unmerge.baselines.options import check_count, check_name
-from unmerge.batches import (
+from unmerge.data.batches import (
     PROBE_SAMPLES,
     Forward,
     batches,
@@ -24,7 +24,7 @@ from unmerge.batches import (
     on_device,
 )
 from unmerge.errors import DataError, listing
-from unmerge.normalization import evaluating
+from unmerge.model.normalization import evaluating
 
 Data = Iterable[Any]
 Augment = Callable[[Any], Any]

@@ -11,9 +11,9 @@ from tqdm.auto import tqdm
 
 from unmerge.baselines.samples import Samples
 from unmerge.baselines.training import predict
-from unmerge.batches import Forward
-from unmerge.ledger import write
-from unmerge.normalization import evaluating
+from unmerge.data.batches import Forward
+from unmerge.model.ledger import write
+from unmerge.model.normalization import evaluating
 
 Weights = dict[str, Tensor]
 

@@ -14,9 +14,9 @@ from tqdm.auto import tqdm
 
 from unmerge.baselines.options import BaselineError, check_count, check_known, check_name, check_number
 from unmerge.baselines.samples import Augment, Samples, chunks
-from unmerge.batches import Forward, classifier_logits, device_of, feed
+from unmerge.data.batches import Forward, classifier_logits, device_of, feed
 from unmerge.errors import listing
-from unmerge.fingerprint import state_of
+from unmerge.storage.fingerprint import state_of
 
 # The factor of the learning rate after a share of all steps. The paper trains with "cosine"; the public code of
 # SalUn divides by ten after 91 and 136 of 182 epochs ("steps"), so that it unlearns for 10 epochs at a "constant" rate.

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from unmerge.bench.comparison import edited, paper_cell
 from unmerge.bench.tasks import Task
-from unmerge.initial import Init
+from unmerge.model.initial import Init
 from unmerge.recipe import Recipe
 
 Rows = Iterator[tuple[str, Recipe]]

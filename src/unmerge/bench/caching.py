@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from unmerge.fingerprint import fingerprint
+from unmerge.storage.fingerprint import fingerprint
 
 _DIGITS = 8
 

@@ -39,7 +39,7 @@ from unmerge.bench.training import SCHEDULES, train
 from unmerge.errors import DataError, UnmergeWarning, suggest
 from unmerge.evaluation import Column, Evaluation, Figure, Outputs, Table, evaluate, outputs
 from unmerge.evaluation.accuracy import accuracy
-from unmerge.files import load_weights, write_json, write_weights
+from unmerge.storage.files import load_weights, write_json, write_weights
 
 AXES = ("accuracy", "entanglement", "membership", "fidelity", "decodability", "calibration")
 FEATURES = 2500  # samples a split whose features are kept

@@ -25,15 +25,15 @@ import torch
 from torch import Tensor, nn
 
 import unmerge
-from unmerge.bases import pca
 from unmerge.bench.images import Batches, half_precision
 from unmerge.bench.networks import cifar_resnet
 from unmerge.bench.stopwatch import Stopwatch, operations
-from unmerge.eigen import captured
 from unmerge.evaluation import Column, Evaluation, Figure, Table
-from unmerge.files import load_weights
-from unmerge.layers import candidates
-from unmerge.normalization import batch_norms, evaluating, recalibrate
+from unmerge.linalg.eigen import captured
+from unmerge.model.layers import candidates
+from unmerge.model.normalization import batch_norms, evaluating, recalibrate
+from unmerge.solving.bases import pca
+from unmerge.storage.files import load_weights
 
 REPEATS = 3
 _WITH_PASSES = ("first request", "first request: passes", "next request", "next request: pass over F")

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 import unmerge
-from unmerge.normalization import evaluating
-from unmerge.planning import in_words
+from unmerge.model.normalization import evaluating
+from unmerge.planning.plans import in_words
 
 SHAPES: dict[str, dict[str, int]] = {
     "small": {"hidden_size": 256, "intermediate_size": 1536, "num_hidden_layers": 6, "num_attention_heads": 4,

@@ -29,8 +29,8 @@ from unmerge.errors import UnmergeWarning
 from unmerge.evaluation import Outputs, outputs
 from unmerge.evaluation.accuracy import accuracy, tug_of_war
 from unmerge.evaluation.entanglement import mmd
-from unmerge.files import write_json
-from unmerge.layers import candidates
+from unmerge.model.layers import candidates
+from unmerge.storage.files import write_json
 from unmerge.tables import markdown_table, text_table
 
 RANKS, LAMBDAS = (8, 16, 32), (1.0, 10.0, 50.0)

@@ -27,10 +27,11 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import unmerge
-from unmerge import distributed
 from unmerge.bench.memory import peak_of, synchronize
-from unmerge.files import write_json
-from unmerge.planning import in_words
+from unmerge.distributed import start
+from unmerge.distributed.processes import exchange
+from unmerge.planning.plans import in_words
+from unmerge.storage.files import write_json
 from unmerge.tables import text_table
 
 CLASSES = 10
@@ -119,7 +120,7 @@ def _work(rank: int, case: Case, device: str, port: int, result: Path) -> None:
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(case.ranks)}
     if device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    place = distributed.start()
+    place = start()
     _request(replace(case, samples=2 * BATCH, width=64), place)  # loads what every request needs
     costs = [_request(case, place) for _ in range(REPEATS)]
     if rank == 0:
@@ -137,7 +138,7 @@ def _request(case: Case, device: torch.device) -> Cost:
     forget, retain = (
         DataLoader(TensorDataset(inputs[chosen], labels[chosen]), batch_size=BATCH) for chosen in (is_lost, ~is_lost)
     )
-    distributed.exchange(None)  # all begin at once
+    exchange(None)  # all begin at once
     with peak_of(device) as peak:
         start = time.perf_counter()
         lost = unmerge.collect(model, forget)
@@ -147,7 +148,7 @@ def _request(case: Case, device: torch.device) -> Cost:
         unmerge.fit(model, lost, kept, init="zero", recipe=unmerge.Recipe(skip_layers=0))
         synchronize(device)
         solve = time.perf_counter() - start - read
-    costs = distributed.exchange([read, solve, peak[0]])
+    costs = exchange([read, solve, peak[0]])
     read, solve, memory = (max(column) for column in zip(*costs, strict=True))
     return Cost(read, solve, int(memory))
 

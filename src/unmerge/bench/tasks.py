@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unmerge.batches import Forward
 from unmerge.bench import cifar_data, digits
 from unmerge.bench.images import Images, half_precision
 from unmerge.bench.networks import cifar_resnet
 from unmerge.bench.training import AugmentedBatches, train
-from unmerge.initial import Init
+from unmerge.data.batches import Forward
+from unmerge.model.initial import Init
 
 BATCH = 1000
 

@@ -42,7 +42,7 @@ from unmerge.bench.tofu_tables import AGAIN, BASE, FINE_TUNED, RETRAINED, origin
 from unmerge.errors import DataError, UnmergeWarning, suggest
 from unmerge.evaluation import Evaluation
 from unmerge.evaluation.language import Answers, Encoded, Question, ask, metrics, score, write_evaluation
-from unmerge.files import load_weights, write_json, write_weights
+from unmerge.storage.files import load_weights, write_json, write_weights
 
 TOKENS = {"cuda": 16384, "cpu": 1024}  # a batch of the statistics passes
 Makers = dict[str, Callable[[], Made]]

@@ -20,8 +20,8 @@ from unmerge.evaluation import Column, Figure, Table
 from unmerge.evaluation.language import Answers, ask, metrics
 from unmerge.evaluation.language.answers import Splits
 from unmerge.evaluation.language.tofu import UTILITY, harmonic_mean
-from unmerge.files import write_json
 from unmerge.recipe import Recipe
+from unmerge.storage.files import write_json
 
 STRENGTHS = (0.4, 0.475, 0.55, 0.7, 1.0)  # times the alpha that the forget set asks for
 COLUMNS = [

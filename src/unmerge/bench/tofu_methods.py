@@ -15,13 +15,13 @@ from torch import Tensor, nn
 import unmerge
 from unmerge import tokens
 from unmerge.baselines.language import METHODS
-from unmerge.batches import Mask
 from unmerge.bench.tofu_tables import repeated
+from unmerge.data.batches import Mask
+from unmerge.editing.searching import AlphaSearch
 from unmerge.evaluation.language import Encoded, score
-from unmerge.gathering import needed_of
+from unmerge.model.shorthands import blocks_of
 from unmerge.recipe import LayerChoice, Recipe
-from unmerge.searching import AlphaSearch
-from unmerge.shorthands import blocks_of
+from unmerge.solving.gathering import needed_of
 
 MAX_ALPHA = 128.0
 MASKS: dict[str, Mask] = {"all": "content", "answers": tokens.answer, "names": "names"}  # whose inputs count

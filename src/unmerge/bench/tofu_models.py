@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from unmerge.baselines.language.losses import mean_loss
 from unmerge.baselines.language.sequences import read_sequences
 from unmerge.baselines.language.training import LanguageTraining, train
-from unmerge.batches import device_of
 from unmerge.bench.caching import file_checksum
 from unmerge.bench.packaged import packaged
-from unmerge.directories import taking_the_place_of
+from unmerge.data.batches import device_of
 from unmerge.errors import FileError
 from unmerge.evaluation.language import Encoded, padded
+from unmerge.storage.directories import taking_the_place_of
 
 _BUCKET = 16  # batches whose sequences are sorted by length together
 

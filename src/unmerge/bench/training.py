@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from unmerge.batches import logits_of
 from unmerge.bench.images import Images
+from unmerge.data.batches import logits_of
 
 _PADDING = 4
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from unmerge.errors import FileError
-from unmerge.files import read_json
+from unmerge.storage.files import read_json
 
 CONFIG = "adapter_config.json"
 _LONGEST = 400  # characters of what PEFT says

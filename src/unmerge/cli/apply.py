@@ -12,12 +12,12 @@ from unmerge.cli import run_directory as directories
 from unmerge.cli.command import add
 from unmerge.cli.console import Output
 from unmerge.cli.options import Overwrite
-from unmerge.edit import Edit
+from unmerge.editing.edit import Edit
 from unmerge.errors import FileError
-from unmerge.files import read_json, write_tensors
-from unmerge.forms import shown
 from unmerge.interop.card import model_card
 from unmerge.interop.checkpoints import put_edited
+from unmerge.storage.files import read_json, write_tensors
+from unmerge.storage.forms import shown
 
 EXAMPLES = [
     "unmerge apply forget-cat --model resnet --to resnet-without-cat",

@@ -9,9 +9,9 @@ from unmerge.cli.exports import BESIDE
 from unmerge.cli.models import is_causal
 from unmerge.cli.run_directory import APPLIED
 from unmerge.errors import FileError
-from unmerge.files import read_json
-from unmerge.fingerprint import fingerprint
 from unmerge.interop.shards import INDEX, SINGLE, Checkpoint, copy_file
+from unmerge.storage.files import read_json
+from unmerge.storage.fingerprint import fingerprint
 
 
 def is_language_checkpoint(directory: Path) -> bool:

@@ -15,9 +15,9 @@ from unmerge.cli.options import OverwriteFile
 from unmerge.cli.parts import Part, Source
 from unmerge.cli.recipes import names_in
 from unmerge.cli.run_directory import check_file
-from unmerge.collection import collect as collected
+from unmerge.collecting.collection import collect as collected
+from unmerge.collecting.merging import Shard, save_shard
 from unmerge.errors import DataError, suggest
-from unmerge.merging import Shard, save_shard
 
 KEPT = ("means", "full")
 EXAMPLES = [

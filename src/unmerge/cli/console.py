@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from unmerge.cli.spelling import Flag, as_flags
-from unmerge.distributed import is_heard, size
+from unmerge.distributed.processes import is_heard, size
 from unmerge.errors import DataError, UnmergeError, UnmergeWarning
 
 PANEL = "What is printed"

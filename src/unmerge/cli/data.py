@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unmerge.batches import check_iterable
 from unmerge.cli import images
 from unmerge.cli.images import Preprocessing
 from unmerge.cli.models import FUNCTION, call
 from unmerge.cli.parts import LABELS, Source
+from unmerge.data.batches import check_iterable
 from unmerge.errors import DataError, FileError, listing
 
 if TYPE_CHECKING:

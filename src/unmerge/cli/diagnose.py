@@ -14,7 +14,7 @@ from unmerge.cli.known import named_statistics
 from unmerge.cli.options import VERDICTS, Init, Known, OverwriteFile
 from unmerge.cli.recipes import RecipeFile, RecipeFlags
 from unmerge.cli.run_directory import check_file
-from unmerge.distributed import is_first
+from unmerge.distributed.processes import is_first
 from unmerge.errors import suggest
 
 EXAMPLES = [

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from unmerge.cli.run_directory import check_folder
-from unmerge.edit import Edit
+from unmerge.editing.edit import Edit
 from unmerge.errors import EditError, FileError, UnmergeWarning, listing, warn
-from unmerge.files import read_tensors, write_tensors
-from unmerge.fingerprint import fingerprint, state_of
-from unmerge.forms import check_fields
-from unmerge.layers import tensor_name
-from unmerge.ledger import ledger_of
-from unmerge.normalization import batch_norms
+from unmerge.model.layers import tensor_name
+from unmerge.model.ledger import ledger_of
+from unmerge.model.normalization import batch_norms
+from unmerge.storage.files import read_tensors, write_tensors
+from unmerge.storage.fingerprint import fingerprint, state_of
+from unmerge.storage.forms import check_fields
 
 NORMS = "norms.safetensors"
 _KIND = "norms"

@@ -10,14 +10,14 @@ from typing import Annotated, Any
 import typer
 from torch import nn
 
-from unmerge.batches import first_batch
 from unmerge.bench.comparison import summary
 from unmerge.cli import answers, edits, models, requests
 from unmerge.cli.command import add
 from unmerge.cli.console import Output
 from unmerge.cli.measuring import ANSWERS, measure_of
 from unmerge.cli.run_directory import check_file
-from unmerge.distributed import is_first
+from unmerge.data.batches import first_batch
+from unmerge.distributed.processes import is_first
 from unmerge.errors import suggest
 from unmerge.evaluation.pipeline import AXES
 from unmerge.evaluation.pipeline import evaluate as evaluated

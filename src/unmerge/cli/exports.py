@@ -16,9 +16,9 @@ from torch import Tensor
 from unmerge.cli.models import Loaded
 from unmerge.cli.run_directory import APPLIED, check_folder
 from unmerge.errors import FileError
-from unmerge.files import load_weights, read_json, write_json, write_tensors
-from unmerge.fingerprint import fingerprint
-from unmerge.forms import check_fields
+from unmerge.storage.files import load_weights, read_json, write_json, write_tensors
+from unmerge.storage.fingerprint import fingerprint
+from unmerge.storage.forms import check_fields
 from unmerge.version import VERSION
 
 WEIGHTS = "model.safetensors"

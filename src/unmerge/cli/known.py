@@ -9,11 +9,11 @@ from unmerge.cli.data import Folder
 from unmerge.cli.parts import Part, Source
 from unmerge.cli.requests import Requested
 from unmerge.cli.work import Job
+from unmerge.collecting.merging import Shard, shard_in
+from unmerge.collecting.statistics import Statistics
 from unmerge.errors import StatisticsError
-from unmerge.fingerprint import fingerprint, state_of
-from unmerge.gathering import needed_of
-from unmerge.merging import Shard, shard_in
-from unmerge.statistics import Statistics
+from unmerge.solving.gathering import needed_of
+from unmerge.storage.fingerprint import fingerprint, state_of
 
 
 def named_statistics(path: Path, job: Job) -> Statistics:

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from unmerge import tokens as encoding
-from unmerge.batches import Mask
 from unmerge.cli.models import Loaded, transformers
 from unmerge.cli.parts import Source
+from unmerge.data.batches import Mask
 from unmerge.errors import DataError, FileError, listing, suggest
 
 PANEL = "Text"

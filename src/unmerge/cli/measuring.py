@@ -11,18 +11,18 @@ from typing import Any
 import typer
 from torch import Tensor, nn
 
-from unmerge import initial
-from unmerge.batches import first_batch, labels_of
 from unmerge.cli.edits import norms_matter, norms_of
 from unmerge.cli.parts import some_of
 from unmerge.cli.samples import few_of
 from unmerge.cli.work import Gathered, Job
-from unmerge.edit import Edit
+from unmerge.data.batches import first_batch, labels_of
+from unmerge.editing.edit import Edit
+from unmerge.editing.searching import AlphaSearch, Point
+from unmerge.editing.strength import Metric, search_alpha
 from unmerge.errors import EditError, InitError
-from unmerge.initial import Init, initial_weights
 from unmerge.measures import accuracy, answer_probability
-from unmerge.searching import AlphaSearch, Point
-from unmerge.strength import Metric, search_alpha
+from unmerge.model import initial
+from unmerge.model.initial import Init, initial_weights
 
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0)
 

@@ -11,7 +11,7 @@ from unmerge.cli.command import add
 from unmerge.cli.console import Output
 from unmerge.cli.options import OverwriteFile
 from unmerge.cli.run_directory import check_file
-from unmerge.merging import merge, save_shard
+from unmerge.collecting.merging import merge, save_shard
 
 EXAMPLES = [
     "unmerge merge-stats part*.safetensors --out all.safetensors",

@@ -17,8 +17,8 @@ from torch import nn
 
 from unmerge.cli import adapters
 from unmerge.errors import FileError, InitError, listing, suggest
-from unmerge.files import load_weights
-from unmerge.initial import Init
+from unmerge.model.initial import Init
+from unmerge.storage.files import load_weights
 
 FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from unmerge.batches import first_tensor, inputs_of, labels_of, select_samples
-from unmerge.chosen import ChosenSamples
 from unmerge.cli import images
+from unmerge.data.batches import first_tensor, inputs_of, labels_of, select_samples
+from unmerge.data.chosen import ChosenSamples
 from unmerge.errors import DataError, listing
 
 if TYPE_CHECKING:

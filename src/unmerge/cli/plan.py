@@ -8,12 +8,12 @@ from typing import Any
 
 from unmerge.cli.parts import batches_in
 from unmerge.cli.work import Job, check_init, layer_choice
-from unmerge.collection import collect
-from unmerge.diagnosis import diagnose
+from unmerge.collecting.collection import collect
+from unmerge.collecting.statistics import Statistics
+from unmerge.diagnosing.diagnosis import diagnose
 from unmerge.errors import UnmergeError
-from unmerge.gathering import needed_of
-from unmerge.layers import candidates, select
-from unmerge.statistics import Statistics
+from unmerge.model.layers import candidates, select
+from unmerge.solving.gathering import needed_of
 from unmerge.tables import text_table
 
 _TIMED = 3  # batches

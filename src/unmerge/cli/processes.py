@@ -7,8 +7,8 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from unmerge import distributed
 from unmerge.cli.console import INTERRUPTED
+from unmerge.distributed.processes import alone, exchange, is_first, leave, start, together
 
 Function = Callable[..., int | None]
 
@@ -19,9 +19,9 @@ def joined() -> Iterator[None]:
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield
         return
-    distributed.start()
+    start()
     with contextlib.ExitStack() as stack:
-        if not distributed.is_first():
+        if not is_first():
             silence = stack.enter_context(open(os.devnull, "w"))
             stack.enter_context(contextlib.redirect_stdout(silence))
             stack.enter_context(contextlib.redirect_stderr(silence))
@@ -30,16 +30,16 @@ def joined() -> Iterator[None]:
         except SystemExit as end:
             # A launcher ends all processes when one has failed, also one that has still to say why.
             if end.code != INTERRUPTED:
-                distributed.leave()
+                leave()
             raise
 
 
 def shared(function: Function) -> Function:
     """The work of all processes together: what fails in one ends it in all, with the exit code of the first."""
 
-    @distributed.together
+    @together
     def work(*args: Any, **options: Any) -> int | None:
-        return distributed.exchange(function(*args, **options))[0]
+        return exchange(function(*args, **options))[0]
 
     return work
 
@@ -48,9 +48,9 @@ def of_first(function: Function) -> Function:
     """The work of the first process alone; the others have nothing to do."""
 
     def work(*args: Any, **options: Any) -> int | None:
-        if not distributed.is_first():
+        if not is_first():
             return None
-        with distributed.alone():
+        with alone():
             return function(*args, **options)
 
     return work

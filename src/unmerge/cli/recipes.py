@@ -9,11 +9,11 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from unmerge.edit import Edit
+from unmerge.editing.edit import Edit
 from unmerge.errors import FileError, RecipeError, listing
-from unmerge.files import replacing
-from unmerge.forms import fits, shown
 from unmerge.recipe import Recipe
+from unmerge.storage.files import replacing
+from unmerge.storage.forms import fits, shown
 
 _PLAIN = str | int | float | bool | list[str] | None  # what a field can be in a file
 PANEL = "Recipe: flags over --recipe over these defaults"

@@ -17,9 +17,9 @@ from unmerge.cli.edits import is_refitted, write_norms
 from unmerge.cli.measuring import Measured
 from unmerge.cli.run_directory import RECORD
 from unmerge.cli.work import Job
-from unmerge.diagnosis import Diagnosis
-from unmerge.files import replacing, write_json
+from unmerge.diagnosing.diagnosis import Diagnosis
 from unmerge.report.extra import MissingExtra
+from unmerge.storage.files import replacing, write_json
 from unmerge.version import VERSION
 
 _PACKAGES = ("torch", "safetensors", "numpy", "transformers")

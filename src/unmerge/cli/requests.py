@@ -9,13 +9,13 @@ from typing import Annotated, Any
 
 import typer
 
-from unmerge.batches import Mask
 from unmerge.cli.data import source_of
 from unmerge.cli.images import preprocessing_of
 from unmerge.cli.language import SUFFIX, TextOptions, Texts, tokenizer_of
 from unmerge.cli.models import Loaded
 from unmerge.cli.parts import Filtered, Part, Source
 from unmerge.cli.picking import label_of, read_places, span
+from unmerge.data.batches import Mask
 from unmerge.errors import DataError, listing
 
 PANEL = "Data"

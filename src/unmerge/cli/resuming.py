@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from unmerge.cli.parts import Part
-from unmerge.distributed import exchange, is_first
+from unmerge.collecting.statistics import Statistics
+from unmerge.distributed.processes import exchange, is_first
 from unmerge.errors import FileError, StatisticsError
-from unmerge.statistics import Statistics
 
 
 class Kept:

@@ -14,8 +14,8 @@ from unmerge.cli.command import add
 from unmerge.cli.console import Output
 from unmerge.cli.options import Overwrite
 from unmerge.errors import FileError, listing
-from unmerge.files import write_json, write_tensors
-from unmerge.fingerprint import differences
+from unmerge.storage.files import write_json, write_tensors
+from unmerge.storage.fingerprint import differences
 from unmerge.version import VERSION
 
 EXAMPLES = [

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import typer
 
-from unmerge.batches import device_of
 from unmerge.cli import measuring, models, plan, recipes, records, requests, work
 from unmerge.cli import run_directory as directories
 from unmerge.cli.command import add
@@ -18,11 +17,12 @@ from unmerge.cli.known import data_read, named_statistics
 from unmerge.cli.options import Init, Known, Overwrite, RunOptions
 from unmerge.cli.recipes import RecipeFile, RecipeFlags
 from unmerge.cli.resuming import Kept
-from unmerge.distributed import is_first
+from unmerge.collecting.statistics import Statistics
+from unmerge.data.batches import device_of
+from unmerge.distributed.processes import is_first
 from unmerge.errors import StatisticsError
-from unmerge.fingerprint import fingerprint, state_of
-from unmerge.gathering import needed_of
-from unmerge.statistics import Statistics
+from unmerge.solving.gathering import needed_of
+from unmerge.storage.fingerprint import fingerprint, state_of
 
 NOT_REACHED = 4
 

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from unmerge.directories import taking_the_place_of
-from unmerge.distributed import exchange, is_first
+from unmerge.collecting.statistics import Statistics
+from unmerge.distributed.processes import exchange, is_first
 from unmerge.errors import FileError, StatisticsError
-from unmerge.files import name_place, read_json
-from unmerge.statistics import Statistics
+from unmerge.storage.directories import taking_the_place_of
+from unmerge.storage.files import name_place, read_json
 
 STATISTICS = "statistics.safetensors"
 RECORD = "run.json"

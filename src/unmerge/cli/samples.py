@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from unmerge import tokens
-from unmerge.batches import device_of, feed, labels_of, logits_of, on_device
 from unmerge.cli.images import png
 from unmerge.cli.language import Texts
 from unmerge.cli.parts import Part, pictures_of
 from unmerge.cli.requests import Requested
+from unmerge.data.batches import device_of, feed, labels_of, logits_of, on_device
 from unmerge.measures import answer_probabilities
-from unmerge.normalization import evaluating
+from unmerge.model.normalization import evaluating
 
 SAMPLES = 12
 NEW_TOKENS = 48  # of an answer in the model's own words, at most

@@ -12,18 +12,18 @@ from unmerge.cli.console import Output, Refused
 from unmerge.cli.models import Loaded
 from unmerge.cli.requests import Requested
 from unmerge.cli.resuming import Kept
-from unmerge.collection import collect
-from unmerge.diagnosis import Diagnosis, covered, diagnose
-from unmerge.edit import Edit
-from unmerge.gathering import needed_of, pair_of
-from unmerge.initial import Init, task_vectors
-from unmerge.layers import select
-from unmerge.origin import check_origin
-from unmerge.parts import expected_layers
+from unmerge.collecting.collection import collect
+from unmerge.collecting.statistics import Statistics
+from unmerge.diagnosing.diagnosis import Diagnosis, covered, diagnose
+from unmerge.diagnosing.separability import random_control
+from unmerge.editing.edit import Edit
+from unmerge.model.initial import Init, task_vectors
+from unmerge.model.layers import select
+from unmerge.model.origin import check_origin
 from unmerge.pipeline import fit
 from unmerge.recipe import Recipe
-from unmerge.separability import random_control
-from unmerge.statistics import Statistics
+from unmerge.solving.gathering import needed_of, pair_of
+from unmerge.solving.parts import expected_layers
 
 
 @dataclass(frozen=True)

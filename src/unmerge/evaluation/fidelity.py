@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from unmerge.errors import InitError
 from unmerge.evaluation.result import Column, Figure, Row
 from unmerge.evaluation.subject import NO_REFERENCE, Findings, NotMeasurable, Setting, Subject
-from unmerge.initial import initial_weights
+from unmerge.model.initial import initial_weights
 
 FLOOR = -30.0  # the least log-probability of the retrained model: a class it has removed
 

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unmerge.batches import Forward, feed, first_tensor, labels_of, logits_of, on_device
-from unmerge.distributed import gathered, size
+from unmerge.data.batches import Forward, feed, first_tensor, labels_of, logits_of, on_device
+from unmerge.data.reading import Reading
+from unmerge.distributed.processes import gathered, size
 from unmerge.errors import DataError, LayerError, suggest
 from unmerge.evaluation.predictions import Outputs, SplitOutputs, check
 from unmerge.evaluation.samples import draw_order, row_keys
-from unmerge.layers import is_transposed
-from unmerge.normalization import evaluating
-from unmerge.reading import Reading
+from unmerge.model.layers import is_transposed
+from unmerge.model.normalization import evaluating
 
 KEEP_FEATURES = 5000
 _NAMING = "Name it: features='avgpool' takes what that layer returns, features='fc:input' what it receives."

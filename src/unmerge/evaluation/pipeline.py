@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from unmerge.batches import Forward, check_rereadable
-from unmerge.distributed import same_everywhere, together
+from unmerge.data.batches import Forward, check_rereadable
+from unmerge.distributed.processes import same_everywhere, together
 from unmerge.errors import DataError, suggest, warn
 from unmerge.evaluation import (
     accuracy,

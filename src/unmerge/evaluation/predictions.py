@@ -11,8 +11,8 @@ from torch import Tensor
 
 from unmerge.errors import DataError, FileError, listing, suggest, warn
 from unmerge.evaluation.samples import alignment
-from unmerge.files import read_tensors, write_tensors
-from unmerge.forms import check_fields
+from unmerge.storage.files import read_tensors, write_tensors
+from unmerge.storage.forms import check_fields
 
 _KIND = "evaluation outputs"
 _HALF = torch.float16

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unmerge.batches import Forward, feed, first_tensor, labels_of, logits_of, map_tensors, on_device
+from unmerge.data.batches import Forward, feed, first_tensor, labels_of, logits_of, map_tensors, on_device
+from unmerge.data.reading import all_batches
 from unmerge.errors import DataError
 from unmerge.evaluation.bootstrap import resampled_means, with_interval
 from unmerge.evaluation.result import Better, Column, Row
 from unmerge.evaluation.subject import NO_REFERENCE, Findings, NotMeasurable, Setting, Subject
-from unmerge.layers import candidates
-from unmerge.reading import all_batches
-from unmerge.sharded import is_sharded
+from unmerge.model.layers import candidates
+from unmerge.placement.sharded import is_sharded
 
 STEPS = (0, 1, 2, 5, 10, 20)
 RATE = 0.01

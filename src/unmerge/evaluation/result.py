@@ -13,7 +13,7 @@ from torch import Tensor
 
 from unmerge.errors import DataError, suggest
 from unmerge.evaluation import tables as rendering
-from unmerge.files import replacing, write_json
+from unmerge.storage.files import replacing, write_json
 
 Better = Literal["higher", "lower", "near"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unmerge.batches import Forward, device_of
+from unmerge.data.batches import Forward, device_of
 from unmerge.errors import UnmergeError
 from unmerge.evaluation.predictions import Outputs, SplitOutputs
 from unmerge.evaluation.result import Row

@@ -8,15 +8,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from unmerge.binding import check_model
-from unmerge.edit import Edit
+from unmerge.editing.binding import check_model
+from unmerge.editing.edit import Edit
+from unmerge.editing.layer_edit import LayerEdit
 from unmerge.errors import EditError, FileError, LayerError, listing
-from unmerge.files import load_weights, opened, read_json, read_tensors, write_json, write_tensors
-from unmerge.fingerprint import kind_of, state_of
-from unmerge.forms import check_fields
 from unmerge.interop.lora import PREFIX, edit_of_lora
-from unmerge.layer_edit import LayerEdit
-from unmerge.layers import carries_adapters, tensor_name
+from unmerge.model.layers import carries_adapters, tensor_name
+from unmerge.storage.files import load_weights, opened, read_json, read_tensors, write_json, write_tensors
+from unmerge.storage.fingerprint import kind_of, state_of
+from unmerge.storage.forms import check_fields
 
 CONFIG = "adapter_config.json"
 TENSORS = "adapter_model.safetensors"

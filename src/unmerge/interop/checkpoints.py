@@ -7,15 +7,15 @@ from pathlib import Path
 
 from torch import Tensor
 
-from unmerge.binding import check_shapes, other_weights
-from unmerge.directories import taking_the_place_of
-from unmerge.edit import Edit
+from unmerge.editing.binding import check_shapes, other_weights
+from unmerge.editing.edit import Edit
+from unmerge.editing.rewriting import rewritten, surviving_share
 from unmerge.errors import EditError, FileError, listing, warn
 from unmerge.interop.card import model_card
 from unmerge.interop.locating import is_same, located
 from unmerge.interop.shards import INDEX, SINGLE, Checkpoint, copy_file, overwriting
-from unmerge.layers import tensor_name, weight_in
-from unmerge.rewriting import rewritten, surviving_share
+from unmerge.model.layers import tensor_name, weight_in
+from unmerge.storage.directories import taking_the_place_of
 
 # Files that hold the weights once more, in which nothing is forgotten.
 _WEIGHTS = (

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from torch import Tensor
 
 from unmerge.errors import EditError
-from unmerge.fingerprint import fingerprint, kind_of
 from unmerge.interop.shards import Checkpoint, Place
+from unmerge.storage.fingerprint import fingerprint, kind_of
 
 
 def located(checkpoint: Checkpoint, names: Iterable[str], checksums: Mapping[str, str]) -> Checkpoint:

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unmerge.binding import check_shapes
-from unmerge.edit import Edit
+from unmerge.editing.binding import check_shapes
+from unmerge.editing.edit import Edit
+from unmerge.editing.layer_edit import LayerEdit
 from unmerge.errors import EditError, FileError, listing
-from unmerge.fingerprint import fingerprint, state_of
-from unmerge.forms import check_fields
-from unmerge.layer_edit import LayerEdit
-from unmerge.layers import beyond_lora, is_transposed, tensor_name
+from unmerge.model.layers import beyond_lora, is_transposed, tensor_name
 from unmerge.recipe import Recipe
+from unmerge.storage.fingerprint import fingerprint, state_of
+from unmerge.storage.forms import check_fields
 from unmerge.version import VERSION
 
 PREFIX = "base_model.model."

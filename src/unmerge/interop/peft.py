@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from unmerge.errors import LayerError, listing, warn
 from unmerge.interop.lora import PLAIN_STARTS
-from unmerge.layers import tensor_name
+from unmerge.model.layers import tensor_name
 
 
 def merged(peft_model: nn.Module, *, in_place: bool = False) -> tuple[nn.Module, dict[str, Tensor]]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from unmerge.errors import FileError, listing
-from unmerge.files import opened, read_weight_map
+from unmerge.storage.files import opened, read_weight_map
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from unmerge.errors import FileError
-from unmerge.files import replacing
-from unmerge.forms import shown
 from unmerge.report.extra import MissingExtra
 from unmerge.report.parts import Report, read
+from unmerge.storage.files import replacing
+from unmerge.storage.forms import shown
 from unmerge.version import VERSION
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from unmerge.errors import FileError, listing
-from unmerge.files import read_json
+from unmerge.storage.files import read_json
 
 REQUIRED = ("run.json", "diagnosis.json", "edit/edit.json")
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from unmerge import verdict
+from unmerge.diagnosing import verdict
 from unmerge.report import account, charts, results
 from unmerge.report.parts import Report
 from unmerge.report.words import (

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from unmerge.baselines.language.sequences import TokenBatch
-from unmerge.batches import logits_of
+from unmerge.data.batches import logits_of
 from unmerge.errors import DataError
 
 

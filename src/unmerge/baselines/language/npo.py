@@ -12,8 +12,8 @@ from unmerge.baselines.language.losses import log_probabilities, mean_loss
 from unmerge.baselines.language.sequences import Sequences, TokenBatch, read_sequences
 from unmerge.baselines.language.training import LanguageTraining, unlearn
 from unmerge.baselines.options import check_number
-from unmerge.batches import device_of
-from unmerge.normalization import evaluating
+from unmerge.data.batches import device_of
+from unmerge.model.normalization import evaluating
 
 
 def npo(

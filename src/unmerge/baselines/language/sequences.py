@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from unmerge.batches import batches
+from unmerge.data.batches import batches
 from unmerge.errors import DataError
 from unmerge.tokens import IGNORED
 

@@ -14,7 +14,7 @@ from unmerge.baselines.copies import working_copy
 from unmerge.baselines.language.sequences import Sequences, TokenBatch
 from unmerge.baselines.options import check_count, check_known, check_number
 from unmerge.baselines.training import Epoch, descend, set_rate, trainable
-from unmerge.batches import device_of
+from unmerge.data.batches import device_of
 
 Loss = Callable[[nn.Module, TokenBatch, TokenBatch, list[int]], Tensor]
 

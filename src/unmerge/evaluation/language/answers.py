@@ -14,8 +14,8 @@ from unmerge.evaluation.language.encoding import encode
 from unmerge.evaluation.language.generation import NEW_TOKENS, generate
 from unmerge.evaluation.language.questions import Question
 from unmerge.evaluation.language.scoring import TokenScores, score
-from unmerge.files import read_tensors, write_tensors
-from unmerge.forms import check_fields
+from unmerge.storage.files import read_tensors, write_tensors
+from unmerge.storage.forms import check_fields
 
 KINDS = ("answer", "paraphrase", "wrong")
 Splits = Mapping[str, Sequence[Question]]

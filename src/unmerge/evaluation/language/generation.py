@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from unmerge.batches import device_of, progress
+from unmerge.data.batches import device_of, progress
 from unmerge.errors import DataError
 from unmerge.evaluation.language.encoding import encode_prompts
-from unmerge.normalization import evaluating
+from unmerge.model.normalization import evaluating
 from unmerge.tokens import end_token
 
 NEW_TOKENS = 200

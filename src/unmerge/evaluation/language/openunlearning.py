@@ -10,7 +10,7 @@ from typing import Any
 
 from unmerge.errors import FileError
 from unmerge.evaluation.language.tofu import Metric
-from unmerge.files import write_json
+from unmerge.storage.files import write_json
 
 EVAL, SUMMARY = "TOFU_EVAL.json", "TOFU_SUMMARY.json"
 

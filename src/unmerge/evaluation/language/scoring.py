@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unmerge.batches import Forward, device_of, feed, logits_of, on_device, progress
+from unmerge.data.batches import Forward, device_of, feed, logits_of, on_device, progress
 from unmerge.errors import DataError
 from unmerge.evaluation.language.encoding import Encoded, by_length, padded
-from unmerge.normalization import evaluating
+from unmerge.model.normalization import evaluating
 from unmerge.tokens import IGNORED
 
 TOKENS = {"cuda": 16384, "cpu": 1024}  # a batch, with its padding

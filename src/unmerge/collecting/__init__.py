@@ -1,0 +1,1 @@
+"""From a model and data to `Statistics`: one forward pass with hooks."""

@@ -1,0 +1,1 @@
+"""Whether a request can work, before anything is edited."""

@@ -1,0 +1,1 @@
+"""Edits: applied, reverted, saved, composed, and as strong as they need to be."""

@@ -1,0 +1,1 @@
+"""Linear algebra on plain tensors: nothing here knows of networks, data or requests."""

@@ -1,0 +1,175 @@
+"""A request in parts that fit the memory: the layers of one are finished before those of the next are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
+
+from unmerge.collecting.collection import View, distinct_labels, looked, view_of
+from unmerge.collecting.statistics import Statistics, joined
+from unmerge.data.batches import Forward, Mask, check_rereadable
+from unmerge.data.reading import Reading
+from unmerge.model.layers import candidates, device_of_layer, head_of, select
+from unmerge.model.normalization import evaluating
+from unmerge.planning.costs import costs_of, grams_of
+from unmerge.planning.plans import Plan, bytes_of, plan_within
+from unmerge.recipe import Recipe
+from unmerge.solving.gathering import Source, request_of
+from unmerge.solving.request import Request
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What `fit` is given of data, and how it is read."""
+
+    forget: Source | None
+    retain: Source | None
+    classes: Sequence[int] | None
+    statistics: Statistics | None
+    mask: Mask
+    forward: Forward | None
+
+    @property
+    def given(self) -> Statistics | None:
+        """Statistics that are there already, if there are any."""
+        sources = (self.statistics, self.retain, self.forget)
+        return next((source for source in sources if isinstance(source, Statistics)), None)
+
+    def request(self, model: nn.Module, recipe: Recipe, view: View | None = None) -> Request:
+        forget, retain, statistics = (
+            _part(source, view, model) for source in (self.forget, self.retain, self.statistics)
+        )
+        return request_of(model, forget, retain, recipe, self.classes, statistics, self.mask, self.forward, view)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some layers of a request, or all of them when there is no view."""
+
+    sources: Sources
+    view: View | None = None
+    names: tuple[str, ...] = ()  # the layers of all parts
+
+    def read(self, model: nn.Module, recipe: Recipe) -> Request:
+        """The request of these layers alone, its data read where they are data."""
+        return self.sources.request(model, recipe, self.view)
+
+
+def plan(
+    model: nn.Module,
+    recipe: Recipe | None = None,
+    memory: int | str | None = None,
+    data: Iterable[Any] | None = None,
+    *,
+    retain: Source | None = None,
+    forward: Forward | None = None,
+) -> Plan:
+    """How many passes over the data `fit(..., memory=memory)` makes, what each takes and what it sketches; print it.
+
+    data: the forget batches, of which the first shows which layers share their input and so their statistics; without
+    them each layer is counted for itself, and the model may be on the meta device, which stands for a GPU.
+    retain: where its samples have labels, of which each has a sum in every layer, the retain batches or statistics.
+    """
+    recipe = recipe or Recipe()
+    view = View({}, select(model, recipe.layers, recipe.skip_layers))
+    if data is not None:
+        with evaluating(model):
+            view = looked(model, view, Reading(model, data, "plan", forward).few, forward)
+    classes = (_classes(data), _classes(retain))
+    names = _edited(model, recipe, view.selection.names, None)
+    return _plan(model, recipe, view, names, memory, classes, with_verdict=True)
+
+
+def parts_of(
+    model: nn.Module, sources: Sources, recipe: Recipe, memory: int | str | None, with_verdict: bool
+) -> tuple[list[Part], Plan | None]:
+    """The parts that a request is read in: one without a bound, else as many as the memory asks for."""
+    if memory is None:
+        return [Part(sources)], None
+    given = sources.given
+    forget = sources.forget if not isinstance(sources.forget, Statistics) else None
+    for source, what in ((sources.forget, "forget"), (sources.retain, "retain")):
+        if source is not None and not isinstance(source, Statistics):
+            check_rereadable(source, what, "memory=")
+    view = view_of(model, recipe.layers if given is None else given, recipe.skip_layers)
+    if forget is not None:
+        with evaluating(model):
+            few = Reading(model, forget, "forget", sources.forward).few
+            view = looked(model, view, few, sources.forward, sources.mask)
+    names = _edited(model, recipe, view.selection.names, given)
+    kept = sources.retain if sources.statistics is None else sources.statistics
+    classes = (_classes(sources.forget), _classes(kept))
+    found = _plan(model, recipe, view, names, memory, classes, with_verdict)
+    view = replace(view, sketches=found.sketches)
+    parts = [
+        Part(sources, view.only(group.layers, with_left_out=place == 0), tuple(names))
+        for place, group in enumerate(found.groups)
+    ]
+    return parts, found
+
+
+def expected_layers(model: nn.Module, recipe: Recipe, given: Statistics | None = None) -> list[str]:
+    """The layers to edit, as far as they are known before data are read: those with no inputs are not told apart."""
+    selected = select(model, recipe.layers, recipe.skip_layers).names if given is None else []
+    own = candidates(model)  # statistics of another model are told of where they meet this one
+    return [name for name in _edited(model, recipe, selected, given) if name in own]
+
+
+def without_moments(request: Request) -> Request:
+    """All of a request but what takes memory: enough to describe the edit."""
+    return request.with_each(lambda statistics: replace(statistics, layers={}, parts=None, factors={}))
+
+
+def described_together(requests: Sequence[Request]) -> Request:
+    """The description of a request whose parts are given without their moments."""
+    # Those with layers first: what was read of the others may have ended early.
+    first, *others = sorted(requests, key=lambda request: not request.statistics.shift_to)
+    sides: Any = {}
+    for side in ("forget", "retain", "whole"):
+        if getattr(first, side) is not None:
+            sides[side] = joined([getattr(request, side) for request in (first, *others)])
+    if first.forget is not None:
+        sides["retain"].left_out = {**sides["forget"].left_out, **sides["retain"].left_out}
+    return replace(first, **sides)
+
+
+def _plan(
+    model: nn.Module,
+    recipe: Recipe,
+    view: View,
+    names: Sequence[str],
+    memory: int | str | None,
+    classes: tuple[int, int],
+    with_verdict: bool,
+) -> Plan:
+    leaders = {} if view.probe is None else view.probe.leader
+    bound = None if memory is None else bytes_of(memory)
+    grams = grams_of(recipe, *classes, with_verdict)
+    costs = costs_of(model, names, leaders, grams, recipe, classes[0], bound, view.sketches)
+    return plan_within(costs, bound)
+
+
+def _classes(source: Source | None) -> int:
+    """How many labels the samples of one side have."""
+    if isinstance(source, Statistics):
+        return len(source.classes)
+    return 0 if source is None else len(distinct_labels(source))
+
+
+def _edited(model: nn.Module, recipe: Recipe, selected: Sequence[str], given: Statistics | None) -> list[str]:
+    if given is not None:
+        return Request(None, None, given).layers(model, recipe)
+    kept = head_of(model) if recipe.head == "keep" else None
+    return [name for name in selected if name != kept]
+
+
+def _part(source: Any, view: View | None, model: nn.Module) -> Any:
+    """Of statistics the layers of the view, each where the model computes it, sketched where the view says so."""
+    if view is None or not isinstance(source, Statistics):
+        return source
+    names = view.selection.names
+    sketches = {name: view.sketches[name] for name in names if name in view.sketches}
+    return source.only(*names).sketched(sketches).at({name: device_of_layer(model, name) for name in names})

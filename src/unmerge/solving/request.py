@@ -1,0 +1,119 @@
+"""A request: the statistics of what is forgotten and of what is kept, or of everything and some classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unmerge.collecting.statistics import Statistics
+from unmerge.errors import LayerError, StatisticsError, listing
+from unmerge.model.layers import candidates, head_of, select
+from unmerge.recipe import Recipe
+from unmerge.solving.coordinates import in_coordinates
+from unmerge.solving.pools import Pools
+
+
+@dataclass(frozen=True)
+class Request:
+    """What one edit is made from; after it, no stage sees a sample."""
+
+    forget: Statistics | None
+    retain: Statistics | None
+    whole: Statistics | None = None  # of everything, in place of the two above
+    classes: tuple[int, ...] = ()  # the forgotten labels, when no retained sample has one of them
+    probe_forget: Statistics | None = None  # the rows that CAV probes see when their number is limited
+    probe_retain: Statistics | None = None
+
+    @property
+    def statistics(self) -> Statistics:
+        """Those that say which layers there are and where their constants go."""
+        found = self.whole or self.retain
+        assert found is not None
+        return found
+
+    @property
+    def joint(self) -> Statistics | None:
+        """The statistics of everything, where they are at hand: given, or what the retain ones were taken out of."""
+        if self.retain is not None and self.retain.parts is not None and self.retain.parts[1] is self.forget:
+            return self.retain.parts[0]
+        return self.whole
+
+    def settled(self, recipe: Recipe) -> Recipe:
+        """The recipe with its basis chosen by what is known of the forget set."""
+        if recipe.basis != "auto":
+            return recipe
+        if self.classes and recipe.solver == "exact":
+            return recipe.but(basis="blend")
+        labelled = self.forget is None or bool(self.forget.classes)
+        if labelled or recipe.solver != "exact":
+            return recipe.but(basis="lda" if labelled else "contrastive")
+        return recipe.but(basis="wiener")
+
+    def layers(self, model: nn.Module, recipe: Recipe) -> list[str]:
+        """The layers to edit: what the recipe selects of those that were collected."""
+        collected, left_out = self.statistics.layers, self.statistics.left_out
+        chosen = [name for name in candidates(model) if name not in collected and name not in left_out]
+        if recipe.layers is None and recipe.skip_layers == "auto" and chosen:
+            names = list(collected)  # a choice was made when collecting
+        else:
+            names = select(model, recipe.layers, recipe.skip_layers).names
+            missing = [name for name in names if name not in collected and name not in left_out]
+            if missing:
+                raise StatisticsError(
+                    f"the recipe selects {listing(missing)}, which were not collected. Collect them too, or name the "
+                    "layers to edit with Recipe(layers=...)."
+                )
+            names = [name for name in names if name in collected]
+        kept = self.head(model) if recipe.head == "keep" else None
+        names = [name for name in names if name != kept]
+        if not names:
+            raise LayerError("the recipe selects none of the layers that were collected.")
+        return names
+
+    def head(self, model: nn.Module) -> str:
+        return self.statistics.head or head_of(model)
+
+    def pools(self, layer: str) -> list[Pools]:
+        """What is known of a layer's inputs, one entry a group; a sketched layer's in coordinates of its own."""
+        if self.statistics[layer].sketch is None:
+            return self.pools_as_counted(layer)
+        here, coordinates = in_coordinates(self, layer)
+        return [Pools(here, layer, None, coordinates)]
+
+    def pools_as_counted(self, layer: str) -> list[Pools]:
+        """The same as it was counted: of a sketched layer the means and variances alone."""
+        groups = self.statistics[layer].groups
+        if groups is None:
+            return [Pools(self, layer, None)]
+        # Depthwise layers have hundreds of problems with nine features: each is too small for a GPU.
+        on_cpu = self.statistics[layer].device.type == "cpu"
+        here = self if on_cpu else self.only(layer).with_each(lambda part: part.to("cpu"))
+        return [Pools(here, layer, group) for group in range(groups)]
+
+    def only(self, layer: str) -> Request:
+        """The same request of one layer."""
+        return self.with_each(lambda statistics: statistics.only(layer))
+
+    def with_each(self, change: Callable[[Statistics], Statistics]) -> Request:
+        """The same request with its statistics changed, all of them alike."""
+        parts = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        changed: Any = {name: change(part) for name, part in parts.items() if isinstance(part, Statistics)}
+        return replace(self, **changed)
+
+    def keeps_mean(self, layer: str, recipe: Recipe) -> bool:
+        """Whether the edit of a layer answers to x − m_R alone: a constant takes the rest, or there is none."""
+        takes_constant = self.statistics.shift_to[layer] is not None
+        return recipe.mean == "orthogonal" or (recipe.mean != "free" and takes_constant)
+
+    def retain_mean(self, layer: str) -> Tensor:
+        """m_R as (in,), or (groups, in)."""
+        means = [pools.retain_mean for pools in self.pools_as_counted(layer)]
+        return means[0] if self.statistics[layer].groups is None else torch.stack(means)
+
+    def sources(self, layer: str) -> tuple[int, ...]:
+        """Equal for layers that share their input, whose bases are then the same."""
+        return tuple(id(part[layer]) for part in (self.forget, self.retain, self.whole) if part is not None)

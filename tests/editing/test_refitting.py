@@ -1,0 +1,245 @@
+"""With Recipe(refit=...) the classifier's rows of retained classes answer to edited features as before the edit."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
+from torch.testing import assert_close
+from transformers.pytorch_utils import Conv1D
+
+import unmerge
+from unmerge import Edit, Recipe
+from unmerge.bench.digits import load_digits, train
+from unmerge.editing.rewriting import REMOVED_BIAS
+from unmerge.errors import DataError, UnmergeWarning
+from unmerge.model.ledger import ledger_of
+
+TRAIN, TEST = load_digits()
+KEPT = [label for label in range(10) if label != 3]
+
+
+def bits(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def edit_of(model: nn.Module, label: int = 3, **knobs: object) -> Edit:
+    forget, retain = TRAIN.only(label).loader(), TRAIN.without(label).loader()
+    recipe = Recipe(**{"refit": 0.03, "skip_layers": 0} | knobs)
+    return unmerge.fit(model, forget, retain, init="zero", recipe=recipe)
+
+
+def without_refit(edit: Edit) -> Edit:
+    return replace(edit, recipe=edit.recipe.but(refit=None))
+
+
+def edited(model: nn.Module, *edits: Edit) -> nn.Module:
+    """A copy of the model with the edits, each recalibrated with the training images of all but forgotten classes."""
+    model = copy.deepcopy(model)
+    for forgotten, edit in zip(((3,), (3, 8)), edits, strict=False):
+        edit.apply(model, 1.0, recalibrate=TRAIN.without(*forgotten).loader(), force=not edit.removed)
+    return model
+
+
+@torch.no_grad()
+def fitted(before: nn.Sequential, after: nn.Sequential, images: Tensor, rows: list[int], ridge: float) -> list[Tensor]:
+    """Weight and bias by least squares with rows for the ridge: what `after` lacks of `before`, told from its own."""
+    original, own = (model[:-1](images).double().numpy() for model in (before, after))
+    centred, lack = own - own.mean(0), original - own
+    ridge = max(ridge, 64 / (2 * len(own)))
+    penalty = np.sqrt(ridge * centred.var(0).mean() * len(own)) * np.eye(64)
+    targets = np.vstack([lack - lack.mean(0), np.zeros((64, 64))])
+    solution = np.linalg.lstsq(np.vstack([centred, penalty]), targets, rcond=None)[0]
+    weight, bias = (value.detach().double().numpy().copy() for value in (after[-1].weight, after[-1].bias))
+    change = (weight @ solution.T)[rows]
+    assert np.abs(change).max() > 1e-2
+    weight[rows] += change
+    bias[rows] -= change @ own.mean(0)
+    return [torch.tensor(value).float() for value in (weight, bias)]
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Sequential:
+    return train(TRAIN, epochs=6)
+
+
+@pytest.fixture(scope="module")
+def edit(model: nn.Sequential) -> Edit:
+    return edit_of(model)
+
+
+@torch.no_grad()
+def test_answers_to_images_that_were_not_seen_are_nearer_to_those_before_the_edit(model, edit):
+    images = TEST.without(3).images
+
+    def moved(changed: nn.Module) -> float:
+        return (changed(images) - model(images))[:, KEPT].square().mean().item()
+
+    assert moved(edited(model, edit)) < 0.7 * moved(edited(model, without_refit(edit)))
+
+
+@pytest.mark.parametrize("ridge", [0.0, 0.03, 10.0])
+def test_the_rows_are_those_of_a_ridge_regression(model, edit, ridge):
+    plain = edited(model, without_refit(edit))
+    found = edited(model, replace(edit, recipe=edit.recipe.but(refit=ridge)))
+    expected = fitted(model, plain, TRAIN.without(3).images, KEPT, ridge)
+    assert_close([found[-1].weight, found[-1].bias], expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("head", ["remove", "edit"])
+@torch.no_grad()
+def test_mean_answers_and_forgotten_rows_are_as_without(model, head):
+    edit = edit_of(model, head=head)
+    plain, found = edited(model, without_refit(edit)), edited(model, edit)
+    images = TRAIN.without(3).images
+    assert_close(found(images).mean(0), plain(images).mean(0), rtol=0, atol=1e-4)
+    assert (found(images) - plain(images))[:, KEPT].abs().max() > 0.1
+    assert found[-1].weight[3].equal(plain[-1].weight[3])
+    assert found[-1].bias[3].equal(plain[-1].bias[3])
+    assert (found[-1].bias[3] == REMOVED_BIAS) == (head == "remove")
+    assert bool(found[-1].weight[3].any()) == (head == "edit")
+    others = {name: value for name, value in bits(plain).items() if not name.startswith("11.")}
+    assert_close({name: bits(found)[name] for name in others}, others, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("mean", ["preserve", "free"])
+@pytest.mark.parametrize("rows_stay", [False, True])
+def test_reverting_is_bit_identical(model, mean, rows_stay):
+    """Also of the trial in a search for alpha, which removes no row and so, left free, changes no bias itself."""
+    edit = edit_of(model, mean=mean)
+    edit = replace(edit, removed=()) if rows_stay else edit
+    found = edited(model, edit)
+    assert not found[-1].bias.equal(model[-1].bias)
+    edit.revert(found)
+    assert_close(bits(found), bits(model), rtol=0, atol=0)
+
+
+class Broken:
+    """Retained images, until the disk goes in one of the passes over them."""
+
+    def __init__(self, broken_pass: int) -> None:
+        self._passes_left = broken_pass
+
+    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
+        self._passes_left -= 1
+        for batch in TRAIN.without(3, 8).loader():
+            yield batch
+            if not self._passes_left:
+                raise KeyError("disk gone")
+
+
+@pytest.mark.parametrize("broken_pass", [2, 3], ids=["norms", "classifier"])
+def test_a_failure_leaves_the_model_and_its_ledger_as_they_were(model, edit, broken_pass):
+    found, second = edited(model, edit), edit_of(model, 8)
+    before, ledger = bits(found), copy.copy(ledger_of(found))
+    names, hooks = list(ledger.before), len(found[-1]._forward_pre_hooks)
+    with pytest.raises(KeyError, match="disk gone"):
+        second.apply(found, 1.0, recalibrate=Broken(broken_pass))
+    assert_close(bits(found), before, rtol=0, atol=0)
+    assert [entry.edit for entry in ledger_of(found).entries] == [edit]
+    assert (list(ledger_of(found).before), ledger_of(found).written) == (names, ledger.written)
+    assert len(found[-1]._forward_pre_hooks) == hooks
+    edit.revert(found)
+    assert_close(bits(found), bits(model), rtol=0, atol=0)
+
+
+@torch.no_grad()
+def test_a_second_edit_follows_the_model_with_the_first(model, edit):
+    second = edit_of(model, 8)
+    first, both, plain = (edited(model, edit, *more) for more in ((), (second,), (without_refit(second),)))
+    assert both[-1].bias[[3, 8]].tolist() == [REMOVED_BIAS] * 2
+    assert not both[-1].weight[[3, 8]].any()
+    rows = [label for label in KEPT if label != 8]
+    expected = fitted(first, plain, TRAIN.without(3, 8).images, rows, 0.03)
+    assert_close([both[-1].weight, both[-1].bias], expected, rtol=0, atol=1e-4)
+
+
+def test_without_a_norm_behind_or_with_another_classifier_nothing_is_fitted(model):
+    fused = nn.Sequential(*(fuse_conv_bn_eval(model[place], model[place + 1]) for place in (0, 3, 6)))
+    fused = nn.Sequential(*(part for conv in fused for part in (conv, nn.ReLU())), *copy.deepcopy(model[-3:]))
+    edit = edit_of(fused)
+    with pytest.warns(UnmergeWarning, match="no BatchNorm lies behind"):
+        found = edited(fused, edit)
+    assert list(edit.layers) == ["0", "2", "4", "8"]
+    assert_close(bits(found), bits(edit.apply(copy.deepcopy(fused), 1.0)), rtol=0, atol=0)
+
+    classifier = Conv1D(10, 64)
+    classifier.load_state_dict({"weight": model[-1].weight.mT, "bias": model[-1].bias})
+    other = nn.Sequential(*copy.deepcopy(model[:-1]), classifier)
+    edit = edit_of(other)
+    assert edit.head == "11"
+    assert_close(bits(edited(other, edit)), bits(edited(other, without_refit(edit))), rtol=0, atol=0)
+
+
+class ByKeyword(nn.Module):
+    """A network that names the input of its classifier."""
+
+    def __init__(self, model: nn.Sequential) -> None:
+        super().__init__()
+        self.body, self.classifier = copy.deepcopy(model[:-1]), copy.deepcopy(model[-1])
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.classifier(input=self.body(images))
+
+
+def test_an_input_by_name_is_seen(model):
+    named = ByKeyword(model)
+    edit = edit_of(named)
+    found, expected = edited(named, edit).classifier, edited(model, edit_of(model))[-1]
+    assert_close([found.weight, found.bias], [expected.weight, expected.bias])
+
+
+def test_both_passes_draw_the_same_random_numbers(model, edit):
+    """Else what differs between them would be noise that no feature tells, and the weights would shrink."""
+    drawn: list[Tensor] = []
+
+    def noisy(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        drawn.append(0.3 * torch.randn_like(batch[0]))
+        return model(batch[0] + drawn[-1])
+
+    retain = list(TRAIN.without(3).loader())
+    edit.apply(copy.deepcopy(model), 1.0, recalibrate=retain, forward=noisy)
+    refit = drawn[-2 * len(retain) :]
+    assert all(first.equal(second) for first, second in zip(refit[::2], refit[1::2], strict=True))
+    assert not refit[0].equal(refit[2])
+
+
+def test_a_forward_that_ends_before_the_classifier_leaves_it(model, edit):
+    def features(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return model[:-1](batch[0])
+
+    retain = TRAIN.without(3).loader()
+    found = edit.apply(copy.deepcopy(model), 1.0, recalibrate=retain, forward=features)
+    assert_close(bits(found), bits(edited(model, without_refit(edit))), rtol=0, atol=0)
+
+
+def test_inputs_that_are_not_finite_are_told(model, edit):
+    class Overflow(nn.Module):
+        def forward(self, features: Tensor) -> Tensor:
+            return features * torch.where(features > 1, torch.inf, 1.0)
+
+    broken = nn.Sequential(*copy.deepcopy(model[:-1]), nn.Sequential(Overflow(), copy.deepcopy(model[-1])))
+    moved = {f"11.1{name[2:]}" if name.startswith("11") else name: layer for name, layer in edit.layers.items()}
+    layers = {name: replace(layer, shift_to=None, shift=None) for name, layer in moved.items()}
+    own = replace(edit, layers=layers, head="11.1", weights={})
+    before = bits(broken)
+    with pytest.raises(DataError, match=r"inputs of the classifier '11\.1' are not finite"):
+        own.apply(broken, 1.0, recalibrate=TRAIN.without(3).loader(), force=True)
+    assert_close(bits(broken), before, rtol=0, atol=0)
+
+
+def test_edits_without_a_ridge_of_their_own_refit_nothing(model, edit):
+    header = edit.to_dict()
+    del header["recipe"]["refit"]  # as a file from before there was one
+    tensors = {f"{name}:{part}": value for name, layer in edit.layers.items() for part, value in layer.tensors.items()}
+    assert Edit.from_dict(header, tensors, Path("old")).recipe.refit is None
+    assert unmerge.compose([edit, edit_of(model, 8)]).recipe.refit == 0.03
+    for others in ([edit, edit_of(model, 8, refit=1.0)], [edit, edit_of(model, 8, basis="lda", alpha=1.0)]):
+        assert unmerge.compose(others).recipe.refit is None
