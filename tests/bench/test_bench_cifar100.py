@@ -67,6 +67,19 @@ def test_a_task_is_run_written_and_not_trained_twice(
     assert again["tables"] == first["tables"]
 
 
+def test_several_tasks_share_one_network_and_a_wrong_name_is_told_before_training(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError, match="dolfin"):
+        run(monkeypatch, folder, tmp_path, "--task", "trees", "class:dolfin", "--only", "un-edited")
+    assert not list(tmp_path.rglob("*.safetensors"))
+    run(monkeypatch, folder, tmp_path, "--task", "trees", "class:dolphin", "--only", "un-edited")
+    for name, task in (("trees-zero-0", "trees"), ("class-dolphin-zero-0", "class:dolphin")):
+        assert json.loads((tmp_path / f"{name}.json").read_text())["settings"]["task"] == task
+    networks = {path.stem for path in tmp_path.glob("cache/*/*.safetensors")}
+    assert networks == {"finetuned-0", "retrained-trees-0", "retrained-class-dolphin-0"}
+
+
 def test_a_network_is_judged_by_the_retraining_of_another_seed(
     monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path
 ) -> None:
@@ -181,7 +194,7 @@ def test_the_published_tug_of_war_follows_from_the_published_accuracies() -> Non
 
 def folder_of(*arguments: str) -> Path:
     options = parser(None).parse_args(["--data", "images", "--network", "tiny", *arguments])
-    return cifar100.Benchmark(options, None).folder  # type: ignore[arg-type]
+    return cifar100.Benchmark(options, None, "trees").folder  # type: ignore[arg-type]
 
 
 def test_networks_of_another_schedule_or_checkpoint_are_kept_apart(tmp_path: Path) -> None:

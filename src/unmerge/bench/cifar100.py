@@ -1,15 +1,16 @@
 """The paper's CIFAR-100 tables on the real images: every variant, baseline and control on every axis.
 
     python -m unmerge.bench.cifar100 --data DIR --task trees --fast          # one GPU
-    python -m unmerge.bench.cifar100 --data DIR --task class:dolphin --fast --floor
+    python -m unmerge.bench.cifar100 --data DIR --task aquatic superclass:flowers class:wolf+bottle --fast --floor
     python -m unmerge.bench.cifar100 --data DIR --task trees --ablate rank lambda
     python -m unmerge.bench.cifar100 --data DIR --task trees --seed 2 --reference 0   # against seed 0's retraining
     python -m unmerge.bench.cifar100 --data DIR --task trees --device cpu --network tiny --subset 20 --epochs 2
 
 A task is a superclass (trees, aquatic, vehicles, superclass:NAME), classes (class:NAME, several with +), "coherent"
-(half of the images of the trees) or "random" (2,500 images). Networks and answers are kept in --cache after each stage,
-so that a run goes on where it stopped and a reference is trained once. Writes TASK-INIT-SEED.json and .md in --out
-(SEED-by-REFERENCE where the retrained model has another seed).
+(half of the images of the trees) or "random" (2,500 images); several are run one after the other, with one fine-tuned
+network. Networks and answers are kept in --cache after each stage, so that a run goes on where it stopped and a
+reference is trained once. Writes TASK-INIT-SEED.json and .md in --out (SEED-by-REFERENCE where the retrained model has
+another seed).
 """
 
 from __future__ import annotations
@@ -53,26 +54,29 @@ def main() -> None:
     data = cifar_data.load(options.data).to(options.device)
     if options.subset is not None:
         data = data.first(options.subset)
-    bench = Benchmark(options, data)
-    found = bench.run()
     out = tables_folder(options, "cifar100", trial=options.subset is not None or options.network == "tiny")
-    name = f"{bench.task}-{options.init}-{bench.seeds}"
-    write_json(out / f"{name}.json", found.to_dict())
-    found.to_markdown(out / f"{name}.md")
-    print(found["summary"])
-    if "paper" in found.tables:
-        print(found["paper"])
-    print(f"\nwritten: {out / name}.json and .md")
+    benches = [Benchmark(options, data, task) for task in options.task]
+    for bench in benches:
+        bench.request()  # a name that is wrong is told before the first of them is trained
+    for bench in benches:
+        found = bench.run()
+        name = f"{bench.label}-{options.init}-{bench.seeds}"
+        write_json(out / f"{name}.json", found.to_dict())
+        found.to_markdown(out / f"{name}.md")
+        print(found["summary"])
+        if "paper" in found.tables:
+            print(found["paper"])
+        print(f"\nwritten: {out / name}.json and .md")
 
 
 class Benchmark:
     """One task, stage by stage; each leaves a file that the next run finds."""
 
-    def __init__(self, options: argparse.Namespace, data: cifar_data.Cifar100) -> None:
-        self.options, self.data = options, data
+    def __init__(self, options: argparse.Namespace, data: cifar_data.Cifar100, task: str) -> None:
+        self.options, self.data, self.task = options, data, task
         schedule = SCHEDULES[options.init, options.fast]
         self.schedule = replace(schedule, epochs=options.epochs or schedule.epochs)
-        self.task = options.task.replace(":", "-")
+        self.label = task.replace(":", "-")  # in names of files
         self.reference = options.seed if options.reference is None else options.reference
         self.seeds = str(options.seed) if self.reference == options.seed else f"{options.seed}-by-{self.reference}"
         if options.init == "zero" and options.seed == _retraining_seed(self.reference):
@@ -93,18 +97,18 @@ class Benchmark:
 
     def answers(self) -> tuple[Task, dict[str, Outputs], dict[str, float], Outputs, Outputs | None]:
         """What every method's model answers and the seconds it took to make, the reference, and the noise floor."""
-        forgotten, classes = self._request()
+        forgotten, classes = self.request()
         retain = self.data.train.where(~forgotten)
         own = self.options.seed
         model = self._network(f"finetuned-{own}", self.data.train, own, own)
         initial = "zero" if self.options.init == "zero" else self._initial(own).state_dict()
-        task = replace(task_of(self.options.task, self.data, model, {}, forgotten, classes), init=initial)
+        task = replace(task_of(self.task, self.data, model, {}, forgotten, classes), init=initial)
 
         def reference(name: str, offset: int) -> Outputs:
             """What retraining answers; it is trained only where its answers are not kept."""
-            network = f"retrained-{self.task}-{self.reference + offset}"
+            network = f"retrained-{self.label}-{self.reference + offset}"
             seed = _retraining_seed(self.reference + offset)
-            path = self.folder / f"{self.task}-{self.reference}" / f"{name}.safetensors"
+            path = self.folder / f"{self.label}-{self.reference}" / f"{name}.safetensors"
             if not path.is_file():
                 self._answer(self._network(network, retain, seed, self.reference), task, name, path)
             return Outputs.load(path)
@@ -141,12 +145,12 @@ class Benchmark:
         timed = {name: {"seconds": Figure(value)} for name, value in seconds.items()}
         tables = {**evaluation.tables, "seconds": Table("seconds", [Column("seconds", None, 2)], timed)}
         tables = {"summary": comparison.summary(tables), **tables}
-        published = paper.beside(self.options.task, self.options.init, tables["accuracy"])
+        published = paper.beside(self.task, self.options.init, tables["accuracy"])
         if published is not None:
             tables["paper"] = published
         settings = {
             **evaluation.settings,
-            "task": self.options.task,
+            "task": self.task,
             "init": self.options.init,
             "reference": self.reference,
             "network": self.options.network,
@@ -158,18 +162,18 @@ class Benchmark:
         }
         return replace(evaluation, tables=tables, settings=settings)
 
-    def _request(self) -> tuple[Tensor, tuple[int, ...]]:
+    def request(self) -> tuple[Tensor, tuple[int, ...]]:
         """Which training images are forgotten, and the classes that go with them."""
         labels = self.data.train.labels
         generator = torch.Generator().manual_seed(0)  # the same request for every seed of training
-        if self.options.task == "random":
+        if self.task == "random":
             order = torch.randperm(len(labels), generator=generator)[: min(RANDOM, len(labels) // 20)]
             return torch.zeros(len(labels), dtype=torch.bool).index_fill_(0, order, True).to(labels.device), ()
-        if self.options.task == "coherent":
+        if self.task == "coherent":
             trees = self.data.train.has(self.data.classes_of("trees"))
             half = torch.rand(len(labels), generator=generator) < 0.5
             return trees & half.to(labels.device), ()
-        name = NAMES.get(self.options.task, self.options.task)
+        name = NAMES.get(self.task, self.task)
         classes = self.data.classes_of(name)
         return self.data.train.has(classes), tuple(classes)
 
@@ -212,7 +216,7 @@ class Benchmark:
 
     def _timed_outputs(self, name: str, make: Callable[[], nn.Module], task: Task) -> tuple[Outputs, float]:
         """A row's answers and the seconds that it took to make, which are kept together."""
-        path = self.folder / f"{self.task}-{self.seeds}" / f"{name}.safetensors"
+        path = self.folder / f"{self.label}-{self.seeds}" / f"{name}.safetensors"
         record = path.with_name(f"{name}.json")
         if not (path.is_file() and record.is_file()):
             start = time.perf_counter()

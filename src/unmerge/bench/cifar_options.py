@@ -12,7 +12,9 @@ from unmerge.bench.options import positive, table_parser
 def parser(description: str | None) -> argparse.ArgumentParser:
     data, only = "folder with CIFAR-100 (torchvision's, or mosaics)", "only these rows, such as unmerge 'logit mask'"
     found = table_parser("cifar100", description, data, only)
-    found.add_argument("--task", default="trees", help="what is forgotten (default: trees)")
+    found.add_argument(
+        "--task", nargs="+", default=["trees"], help="what is forgotten, one request after the other (default: trees)"
+    )
     found.add_argument(
         "--init",
         choices=["zero", "pretrained"],
