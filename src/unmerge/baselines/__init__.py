@@ -10,6 +10,7 @@ from torch import nn
 
 from unmerge.baselines.consensus import neg_merge
 from unmerge.baselines.copies import unedited
+from unmerge.baselines.erasure import leace
 from unmerge.baselines.finetuning import fine_tune
 from unmerge.baselines.masking import LogitMask, logit_mask
 from unmerge.baselines.neggrad import neggrad_plus
@@ -34,6 +35,7 @@ METHODS: dict[str, Callable[..., nn.Module]] = {
     "neg_tv": neg_tv,
     "neg_merge": neg_merge,
     "kodge": kodge,
+    "leace": leace,
     "retrain": retrain,
 }
 
@@ -46,6 +48,7 @@ __all__ = [
     "fine_tune",
     "head_removal",
     "kodge",
+    "leace",
     "logit_mask",
     "neg_merge",
     "neg_tv",

@@ -91,6 +91,8 @@ def methods(
         yield "NegTV", tuned("neg_tv")
         yield "NegMerge", tuned("neg_merge")
     yield "Kodge et al.", baseline("kodge")
+    if task.classes:
+        yield "LEACE", baseline("leace")
     for variant in ("pca", "cav-kmeans", "cav-class"):
         if variant == "cav-class" and len(task.classes) == 1:
             continue  # a single class is the mean of its own pool: the paper's basis is empty
