@@ -13,7 +13,7 @@ from unmerge.interop.checkpoints import edit_checkpoint
 from unmerge.pipeline import fit
 from unmerge.planning.plans import Plan
 from unmerge.recipe import Recipe
-from unmerge.solving.parts import plan
+from unmerge.requests.parts import plan
 from unmerge.sums.moments import Moments
 from unmerge.version import VERSION as __version__
 

@@ -13,7 +13,7 @@ from unmerge.data.batches import Forward, classifier_logits, feed, labels_of, lo
 from unmerge.data.reading import Reading
 from unmerge.distributed.processes import summed
 from unmerge.errors import DataError
-from unmerge.model.normalization import evaluating
+from unmerge.model.evaluating import evaluating
 
 
 @torch.no_grad()

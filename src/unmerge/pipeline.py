@@ -22,11 +22,11 @@ from unmerge.model.ledger import as_collected
 from unmerge.model.origin import check_origin
 from unmerge.provenance import finished_edit
 from unmerge.recipe import Recipe
+from unmerge.requests.gathering import Source
+from unmerge.requests.parts import Sources, described_together, expected_layers, parts_of, without_moments
+from unmerge.requests.request import Request
 from unmerge.solving.doses import Doses
 from unmerge.solving.fitting import Clock, Fitted, fit_layers
-from unmerge.solving.gathering import Source
-from unmerge.solving.parts import Sources, described_together, expected_layers, parts_of, without_moments
-from unmerge.solving.request import Request
 
 
 @together

@@ -19,9 +19,9 @@ from unmerge.errors import EditError, listing, warn
 from unmerge.model.initial import Init
 from unmerge.model.layers import last_quarter
 from unmerge.recipe import Recipe
+from unmerge.requests.request import Request
 from unmerge.solving.fitting import Fitted
 from unmerge.solving.heads import removal
-from unmerge.solving.request import Request
 from unmerge.version import VERSION
 
 LOW_SHARE = 0.9  # of the variance that a sketch should hold

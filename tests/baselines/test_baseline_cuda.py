@@ -13,7 +13,8 @@ from unmerge.baselines.samples import gather
 from unmerge.baselines.training import Training
 from unmerge.bench.digits import load_digits, train
 from unmerge.evaluation.language import encode, padded
-from unmerge.storage.fingerprint import fingerprint, state_of
+from unmerge.placement.state import state_of
+from unmerge.storage.fingerprint import fingerprint
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

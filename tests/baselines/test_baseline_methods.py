@@ -12,7 +12,8 @@ from networks import batched, hf_resnet, hf_vit, request
 from unmerge.baselines import METHODS
 from unmerge.bench.digits import accuracy, load_digits, train
 from unmerge.errors import DataError, UnmergeError
-from unmerge.storage.fingerprint import fingerprint, state_of
+from unmerge.placement.state import state_of
+from unmerge.storage.fingerprint import fingerprint
 
 pytestmark = pytest.mark.parametrize("name", METHODS)
 

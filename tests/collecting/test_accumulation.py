@@ -17,8 +17,7 @@ from networks import CONVOLUTIONS, Batch, batched, samples
 from unmerge import collect
 from unmerge.collecting import accumulation, unfolding
 from unmerge.collecting.accumulation import Accumulator, Keep, LayerStatistics, Reservoir
-from unmerge.collecting.counting import Counting
-from unmerge.collecting.facts import BatchFacts
+from unmerge.collecting.batch_facts import BatchFacts, Counting
 from unmerge.collecting.unfolding import rows
 from unmerge.errors import DataError
 from unmerge.sums.moments import Moments

@@ -12,8 +12,8 @@ from networks import cnn, conv1d_net, hf_resnet, hf_vit, mlp
 from unmerge.collecting.hooks import hooked
 from unmerge.collecting.probe import Probe, identity, probe
 from unmerge.data.batches import Forward
+from unmerge.model.evaluating import evaluating
 from unmerge.model.layers import select
-from unmerge.model.normalization import evaluating
 
 
 def look(model: nn.Module, batch: object, forward: Forward | None = None) -> Probe:

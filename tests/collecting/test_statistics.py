@@ -14,7 +14,7 @@ from torch.testing import assert_close
 from networks import batched, cnn, convolution_net, hf_vit, mlp, samples, split
 from unmerge import Moments, Recipe, Statistics, collect, fit, tokens
 from unmerge.errors import FileError, StatisticsError
-from unmerge.solving.gathering import pair_of
+from unmerge.requests.gathering import pair_of
 from unmerge.storage.files import read_tensors, write_tensors
 
 LABELS = [3, 0, 1, 0, 3, 1, 1, 0, 3, 3, 0, 1]

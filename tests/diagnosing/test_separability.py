@@ -25,8 +25,9 @@ from unmerge.diagnosing.separability import (
     separability,
 )
 from unmerge.errors import StatisticsError
-from unmerge.solving.gathering import pair_of
-from unmerge.solving.request import Request
+from unmerge.requests.gathering import pair_of
+from unmerge.requests.request import Request
+from unmerge.solving.pooling import pools_of
 
 OPTIONS = {"mask": None, "forward": None, "seed": 0}
 
@@ -70,7 +71,7 @@ def test_captured_variance_overlap_and_shift_are_those_of_all_rows(kind: str) ->
         ((f.mean(0) - r.mean(0)).norm() ** 2 / (r - r.mean(0)).square().sum(1).mean()).item()
         for f, r in zip(lost, kept, strict=True)
     ]
-    pools = collected(model, forget, retain).pools(layer)
+    pools = pools_of(collected(model, forget, retain), layer)
     found = separability(pools)
     captured, overlap = (sum(values) / len(expected) for values in zip(*expected, strict=True))
     assert found.captured == pytest.approx(captured, rel=1e-7)
@@ -86,16 +87,16 @@ def test_a_subspace_of_its_own_is_separable_and_a_shared_one_is_not() -> None:
     first, last = noise * (torch.arange(16) < 4), noise * (torch.arange(16) >= 12)
     labels = torch.zeros(200, dtype=torch.int64)
     own = collected(model, (last[:200], labels), (first[200:], labels), 100)
-    assert separability(own.pools("0")).score == pytest.approx(1, abs=1e-9)
+    assert separability(pools_of(own, "0")).score == pytest.approx(1, abs=1e-9)
     shared = collected(model, (first[:200], labels), (first[200:], labels), 100)
-    assert separability(shared.pools("0")).score == pytest.approx(0, abs=1e-9)
+    assert separability(pools_of(shared, "0")).score == pytest.approx(0, abs=1e-9)
 
 
 def test_forget_inputs_that_do_not_vary_have_nothing_of_their_own() -> None:
     model = networks.mlp((8, 3))
     _, retain = request((8,))
     constant = (torch.ones(5, 8, dtype=torch.float64), torch.zeros(5, dtype=torch.int64))
-    found = separability(collected(model, constant, retain).pools("0"))
+    found = separability(pools_of(collected(model, constant, retain), "0"))
     assert (found.captured, found.overlap, found.score) == (0, 1, 0)
 
 
@@ -142,7 +143,7 @@ def test_iterated_directions_of_wide_inputs_give_the_same_numbers_as_all_rows(de
     labels = torch.zeros(2700, dtype=torch.int64)
     asked = collected(model, (forget, labels[:900]), (retain, labels), 900)
     control = unmerge.collect(model, [retain[:900]])
-    found, random = separability(asked.pools("0")), control_separability(asked, control, "0")
+    found, random = separability(pools_of(asked, "0")), control_separability(asked, control, "0")
     rest = torch.cat([forget, retain[900:]])
     for measured, rows in ((found, (forget, retain)), (random, (retain[:900], rest))):
         captured, overlap = direct(rows[0].double(), rows[1].double(), 16)
@@ -230,7 +231,7 @@ def test_the_shift_to_expect_is_that_of_random_draws_however_alike_the_tokens_of
         places = torch.randperm(900, generator=torch.Generator().manual_seed(100 + seed))[:40].tolist()
         part = unmerge.collect(model, ChosenSamples(data, places), forward=of_tokens)
         asked = pair_of(part, whole - part, Recipe(basis="pca"))
-        shifts.append(mean_shift(asked.pools("0")))
+        shifts.append(mean_shift(pools_of(asked, "0")))
         rest = ChosenSamples(data, sorted(set(range(900)) - set(places)))
         options = OPTIONS | {"forward": of_tokens, "seed": seed}
         expected.append(random_control(model, rest, asked, options).shifts["0"])

@@ -20,7 +20,7 @@ from unmerge.bench.digits import Split, load_digits, train
 from unmerge.diagnosing.separability import Separability
 from unmerge.diagnosing.verdict import SMALL_SCORE, Evidence, Verdict, verdict_of
 from unmerge.errors import DataError, RecipeError, StatisticsError, UnmergeWarning
-from unmerge.solving.gathering import pair_of
+from unmerge.requests.gathering import pair_of
 
 TRAIN, _ = load_digits()
 HEAD_ONLY = Recipe(layers=["11"], head="edit")  # the classifier alone: quick to fit

@@ -38,7 +38,8 @@ from unmerge.evaluation.language import Encoded, score
 from unmerge.measures import answer_probability
 from unmerge.model.ledger import ledger_of
 from unmerge.placement.sharded import whole
-from unmerge.storage.fingerprint import fingerprint, state_of
+from unmerge.placement.state import state_of
+from unmerge.storage.fingerprint import fingerprint
 from unmerge.sums.sketching import SketchedMoments
 
 LABELS = [0, 1, 2, 3, 1, 2, 0, 3, 3, 1, 2, 0, 1, 1, 2, 3, 0]  # 17: no number of processes divides it

@@ -9,7 +9,8 @@ from networks import mlp
 from unmerge import Edit, LayerEdit, Recipe
 from unmerge.editing.binding import check_model, check_shapes, other_weights
 from unmerge.errors import EditError
-from unmerge.storage.fingerprint import fingerprint, kind_of, state_of
+from unmerge.placement.state import state_of
+from unmerge.storage.fingerprint import fingerprint, kind_of
 
 
 def edit(weights: dict[str, str]) -> Edit:

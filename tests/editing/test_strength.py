@@ -24,7 +24,8 @@ from unmerge.editing.searching import EVALUATIONS, Point
 from unmerge.errors import DataError, EditError, UnmergeWarning
 from unmerge.measures import accuracy, divergence
 from unmerge.model.ledger import ledger_of
-from unmerge.storage.fingerprint import fingerprint, state_of
+from unmerge.placement.state import state_of
+from unmerge.storage.fingerprint import fingerprint
 
 TRAIN, TEST = load_digits()
 FORGET, RETAIN = TRAIN.only(3), TEST.without(3)

@@ -205,7 +205,8 @@ def test_ranks_differ_and_only_the_edited_layers_are_targets(ranks: dict[str, in
 
 
 def edit_weights(edit: Edit, model: nn.Module) -> dict[str, str]:
-    from unmerge.storage.fingerprint import fingerprint, state_of
+    from unmerge.placement.state import state_of
+    from unmerge.storage.fingerprint import fingerprint
 
     state = state_of(model)
     return fingerprint({name: state[name] for name in edit.touched})

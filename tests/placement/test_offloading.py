@@ -12,7 +12,8 @@ from unmerge.errors import EditError, LayerError
 from unmerge.model.initial import task_vectors
 from unmerge.model.layers import select
 from unmerge.placement.offloading import parameter_of
-from unmerge.storage.fingerprint import fingerprint, state_of
+from unmerge.placement.state import state_of
+from unmerge.storage.fingerprint import fingerprint
 
 accelerate = pytest.importorskip("accelerate")
 OffloadedWeightsLoader = accelerate.utils.offload.OffloadedWeightsLoader

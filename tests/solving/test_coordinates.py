@@ -11,9 +11,10 @@ from torch.testing import assert_close
 from unmerge import Moments, Recipe, Statistics, collect, diagnose, fit
 from unmerge.collecting.accumulation import LayerStatistics
 from unmerge.errors import LayerError, StatisticsError, UnmergeWarning
+from unmerge.requests.gathering import pair_of
 from unmerge.solving.coordinates import Coordinates
 from unmerge.solving.directions import directions
-from unmerge.solving.gathering import pair_of
+from unmerge.solving.pooling import pools_of
 from unmerge.sums.sketching import SketchedMoments
 
 WIDE, FEW, SIZE = 320, 12, 60
@@ -155,7 +156,7 @@ def test_bases_of_real_digits_hold_what_the_exact_ones_hold(size):
 
     def energies(basis: str, matrix: Tensor) -> list[Tensor]:
         recipe = Recipe(basis=basis, deflate=8)
-        found = [directions(request.pools("2"), recipe).forget for request in (sketch, exact)]
+        found = [directions(pools_of(request, "2"), recipe).forget for request in (sketch, exact)]
         return [(q * (matrix @ q)).sum() for q in found]
 
     (mine, theirs) = energies("pca", scatter)
@@ -176,7 +177,7 @@ def test_bases_of_real_digits_hold_what_the_exact_ones_hold(size):
     for ridge, least in ((1.0, 0.98), (1e-2, 0.88)):
         system = joint + ridge * joint.diagonal().mean() * torch.eye(768)
         recipe = Recipe(basis="lda", ridge=ridge)
-        found = [directions(request.pools("2"), recipe).forget[:, 0] for request in (sketch, exact)]
+        found = [directions(pools_of(request, "2"), recipe).forget[:, 0] for request in (sketch, exact)]
         mine, theirs = ((q @ shift).square() / (q @ system @ q) for q in found)
         assert least < mine / theirs < 1 + 1e-6
 

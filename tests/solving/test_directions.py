@@ -13,9 +13,10 @@ import reference
 from networks import batched, request
 from unmerge import Edit, Recipe, Statistics, collect, diagnose, fit
 from unmerge.errors import LayerError
+from unmerge.requests.request import Request
 from unmerge.solving.directions import directions
 from unmerge.solving.doses import rising
-from unmerge.solving.request import Request
+from unmerge.solving.pooling import pools_of
 
 
 def made(model: nn.Module, layer: str, recipe: Recipe, classes: int = 4) -> tuple[Request, reference.Layer]:
@@ -32,7 +33,7 @@ def test_forget_and_retain_directions_are_the_reference_in_every_group(kind: str
     model = networks.convolution_net(kind)
     recipe = Recipe(basis=basis, rank=3, retain_rank=4, deflate=2)
     made_request, expected = made(model, "conv", recipe)
-    found = directions(made_request.pools("conv"), recipe)
+    found = directions(pools_of(made_request, "conv"), recipe)
     groups = model.conv.groups
     assert found.forget.dim() == (3 if groups > 1 else 2)
     for side, bases in ((found.forget, expected.forget_basis), (found.retain, expected.retain_basis)):
@@ -47,7 +48,7 @@ def test_a_group_with_fewer_directions_has_zero_columns_at_the_end() -> None:
         model.stem.weight[2] = 0
         model.stem.bias[2] = 0
     recipe = Recipe(basis="pca", rank=3, retain_rank=4)
-    found = directions(made(model, "conv", recipe)[0].pools("conv"), recipe)
+    found = directions(pools_of(made(model, "conv", recipe)[0], "conv"), recipe)
     assert found.rank == 3
     assert found.forget[2].abs().max() == 0
     assert found.retain[2].abs().max() == 0
@@ -58,7 +59,7 @@ def test_private_mean_brings_its_own_coefficients_instead_of_a_retain_span() -> 
     model = networks.convolution_net("groups")
     recipe = Recipe(basis="private-mean")
     made_request, expected = made(model, "conv", recipe)
-    found = directions(made_request.pools("conv"), recipe)
+    found = directions(pools_of(made_request, "conv"), recipe)
     assert found.retain.shape[-1] == 0
     weight = model.conv.weight.detach().reshape(2, 3, -1)
     task = weight @ found.lift @ found.forget.mT

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from networks import cnn
-from unmerge.storage.fingerprint import _SMALL, differences, fingerprint, state_of
+from unmerge.placement.state import state_of
+from unmerge.storage.fingerprint import _SMALL, differences, fingerprint
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int8, torch.uint8, torch.bool]
 

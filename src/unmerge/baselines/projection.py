@@ -17,7 +17,8 @@ from unmerge.collecting.statistics import Statistics
 from unmerge.data.batches import Forward
 from unmerge.errors import DataError
 from unmerge.model.layers import device_of_layer, from_matrix, is_transposed, tensor_name, weight_matrix
-from unmerge.storage.fingerprint import fingerprint, state_of
+from unmerge.placement.state import state_of
+from unmerge.storage.fingerprint import fingerprint
 from unmerge.sums.moments import Moments
 
 RETAIN_SCALES = (100.0, 300.0, 1000.0, 3000.0)

@@ -14,8 +14,8 @@ from unmerge.baselines.training import predict
 from unmerge.data.batches import PROBE_SAMPLES, Forward, first_batch, first_samples, on_device
 from unmerge.editing.rewriting import REMOVED_BIAS
 from unmerge.errors import LayerError, suggest
+from unmerge.model.evaluating import evaluating
 from unmerge.model.layers import candidates, head_of, is_transposed
-from unmerge.model.normalization import evaluating
 
 
 def head_removal(

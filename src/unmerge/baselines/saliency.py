@@ -12,7 +12,7 @@ from unmerge.baselines.options import check_number
 from unmerge.baselines.relabelling import relabel
 from unmerge.baselines.samples import Data, Samples, gather
 from unmerge.baselines.training import Training, predict
-from unmerge.model.normalization import evaluating
+from unmerge.model.evaluating import evaluating
 
 
 def salun(

@@ -24,7 +24,7 @@ from unmerge.data.batches import (
     on_device,
 )
 from unmerge.errors import DataError, listing
-from unmerge.model.normalization import evaluating
+from unmerge.model.evaluating import evaluating
 
 Data = Iterable[Any]
 Augment = Callable[[Any], Any]

@@ -12,8 +12,8 @@ from tqdm.auto import tqdm
 from unmerge.baselines.samples import Samples
 from unmerge.baselines.training import predict
 from unmerge.data.batches import Forward
+from unmerge.model.evaluating import evaluating
 from unmerge.model.ledger import write
-from unmerge.model.normalization import evaluating
 
 Weights = dict[str, Tensor]
 

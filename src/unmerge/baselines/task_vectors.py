@@ -14,10 +14,11 @@ from unmerge.baselines.options import BaselineError, check_name, check_number
 from unmerge.baselines.samples import Data, Samples, gather
 from unmerge.baselines.selection import Candidate, Judge, Weights
 from unmerge.baselines.training import Training, check_finite, train_on
+from unmerge.editing.recalibration import recalibrate
 from unmerge.errors import DataError
+from unmerge.model.evaluating import batch_norms
 from unmerge.model.ledger import write
-from unmerge.model.normalization import batch_norms, recalibrate
-from unmerge.storage.fingerprint import state_of
+from unmerge.placement.state import state_of
 
 ALPHAS = (0.25, 0.35, 0.5, 0.75, 1.0)  # the paper's sweep
 BUFFERS = ("keep", "subtract", "recalibrate")

@@ -16,7 +16,7 @@ from unmerge.baselines.options import BaselineError, check_count, check_known, c
 from unmerge.baselines.samples import Augment, Samples, chunks
 from unmerge.data.batches import Forward, classifier_logits, device_of, feed
 from unmerge.errors import listing
-from unmerge.storage.fingerprint import state_of
+from unmerge.placement.state import state_of
 
 # The factor of the learning rate after a share of all steps. The paper trains with "cosine"; the public code of
 # SalUn divides by ten after 91 and 136 of 182 epochs ("steps"), so that it unlearns for 10 epochs at a "constant" rate.

@@ -28,10 +28,11 @@ import unmerge
 from unmerge.bench.images import Batches, half_precision
 from unmerge.bench.networks import cifar_resnet
 from unmerge.bench.stopwatch import Stopwatch, operations
+from unmerge.editing.recalibration import recalibrate
 from unmerge.evaluation import Column, Evaluation, Figure, Table
 from unmerge.linalg.eigen import captured
+from unmerge.model.evaluating import batch_norms, evaluating
 from unmerge.model.layers import candidates
-from unmerge.model.normalization import batch_norms, evaluating, recalibrate
 from unmerge.solving.bases import pca
 from unmerge.storage.files import load_weights
 

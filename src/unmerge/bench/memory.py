@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import unmerge
-from unmerge.model.normalization import evaluating
+from unmerge.model.evaluating import evaluating
 from unmerge.planning.plans import in_words
 
 SHAPES: dict[str, dict[str, int]] = {

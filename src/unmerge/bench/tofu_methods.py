@@ -21,7 +21,7 @@ from unmerge.editing.searching import AlphaSearch
 from unmerge.evaluation.language import Encoded, score
 from unmerge.model.shorthands import blocks_of
 from unmerge.recipe import LayerChoice, Recipe
-from unmerge.solving.gathering import needed_of
+from unmerge.requests.gathering import needed_of
 
 MAX_ALPHA = 128.0
 MASKS: dict[str, Mask] = {"all": "content", "answers": tokens.answer, "names": "names"}  # whose inputs count

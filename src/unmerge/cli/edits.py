@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from unmerge.cli.run_directory import check_folder
 from unmerge.editing.edit import Edit
 from unmerge.errors import EditError, FileError, UnmergeWarning, listing, warn
+from unmerge.model.evaluating import batch_norms
 from unmerge.model.layers import tensor_name
 from unmerge.model.ledger import ledger_of
-from unmerge.model.normalization import batch_norms
+from unmerge.placement.state import state_of
 from unmerge.storage.files import read_tensors, write_tensors
-from unmerge.storage.fingerprint import fingerprint, state_of
+from unmerge.storage.fingerprint import fingerprint
 from unmerge.storage.forms import check_fields
 
 NORMS = "norms.safetensors"

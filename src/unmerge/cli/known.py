@@ -12,8 +12,9 @@ from unmerge.cli.work import Job
 from unmerge.collecting.merging import Shard, shard_in
 from unmerge.collecting.statistics import Statistics
 from unmerge.errors import StatisticsError
-from unmerge.solving.gathering import needed_of
-from unmerge.storage.fingerprint import fingerprint, state_of
+from unmerge.placement.state import state_of
+from unmerge.requests.gathering import needed_of
+from unmerge.storage.fingerprint import fingerprint
 
 
 def named_statistics(path: Path, job: Job) -> Statistics:

@@ -13,7 +13,7 @@ from unmerge.collecting.statistics import Statistics
 from unmerge.diagnosing.diagnosis import diagnose
 from unmerge.errors import UnmergeError
 from unmerge.model.layers import candidates, select
-from unmerge.solving.gathering import needed_of
+from unmerge.requests.gathering import needed_of
 from unmerge.tables import text_table
 
 _TIMED = 3  # batches

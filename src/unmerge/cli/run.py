@@ -21,8 +21,9 @@ from unmerge.collecting.statistics import Statistics
 from unmerge.data.batches import device_of
 from unmerge.distributed.processes import is_first
 from unmerge.errors import StatisticsError
-from unmerge.solving.gathering import needed_of
-from unmerge.storage.fingerprint import fingerprint, state_of
+from unmerge.placement.state import state_of
+from unmerge.requests.gathering import needed_of
+from unmerge.storage.fingerprint import fingerprint
 
 NOT_REACHED = 4
 

@@ -17,7 +17,7 @@ from unmerge.cli.parts import Part, pictures_of
 from unmerge.cli.requests import Requested
 from unmerge.data.batches import device_of, feed, labels_of, logits_of, on_device
 from unmerge.measures import answer_probabilities
-from unmerge.model.normalization import evaluating
+from unmerge.model.evaluating import evaluating
 
 SAMPLES = 12
 NEW_TOKENS = 48  # of an answer in the model's own words, at most

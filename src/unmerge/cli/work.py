@@ -22,8 +22,8 @@ from unmerge.model.layers import select
 from unmerge.model.origin import check_origin
 from unmerge.pipeline import fit
 from unmerge.recipe import Recipe
-from unmerge.solving.gathering import needed_of, pair_of
-from unmerge.solving.parts import expected_layers
+from unmerge.requests.gathering import needed_of, pair_of
+from unmerge.requests.parts import expected_layers
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from operator import add
 import torch
 from torch import Tensor, nn
 
-from unmerge.collecting.facts import BatchFacts
+from unmerge.collecting.batch_facts import BatchFacts
 from unmerge.collecting.unfolding import can_be_taps_first, channels_first, chunks
 from unmerge.errors import DataError
 from unmerge.linalg.products import is_exact

@@ -29,13 +29,14 @@ from unmerge.data.batches import (
 from unmerge.data.reading import Reading
 from unmerge.distributed.processes import alone, exchange, together
 from unmerge.errors import DataError, LayerError, reasons, warn
+from unmerge.model.evaluating import evaluating
 from unmerge.model.layers import Selection, select
 from unmerge.model.ledger import as_collected
-from unmerge.model.normalization import evaluating
+from unmerge.placement.state import state_of
 from unmerge.planning.costs import Grams, costs_of
 from unmerge.planning.plans import bytes_of, plan_within
 from unmerge.recipe import LayerChoice
-from unmerge.storage.fingerprint import fingerprint, state_of
+from unmerge.storage.fingerprint import fingerprint
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from unmerge.collecting.counting import Counting
-from unmerge.collecting.facts import BatchFacts
+from unmerge.collecting.batch_facts import BatchFacts, Counting
+from unmerge.collecting.consumers import Consumers
 from unmerge.collecting.hooks import checked_experts, hooked
 from unmerge.collecting.unfolding import agrees, chunks, geometry
 from unmerge.data.batches import Forward, Mask, counted_by, feed, first_samples, first_tensor, logits_of, mask_of
 from unmerge.errors import DataError
 from unmerge.model.experts import Routed, Slice
 from unmerge.model.layers import layer_of, tensor_name, weight_matrix
-from unmerge.model.normalization import Consumers
 from unmerge.sums import shifts
 from unmerge.sums.pivots import pivot_of
 

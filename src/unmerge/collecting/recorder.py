@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from unmerge.collecting.accumulation import Accumulator, Keep, LayerStatistics
-from unmerge.collecting.counting import Counting
-from unmerge.collecting.facts import BatchFacts
+from unmerge.collecting.batch_facts import BatchFacts, Counting
 from unmerge.collecting.hooks import hooked
 from unmerge.collecting.probe import Probe, identity, proves_itself
 from unmerge.collecting.reduction import Counted, of_all

@@ -14,7 +14,7 @@ from torch import Tensor
 from unmerge.collecting.accumulation import LayerStatistics
 from unmerge.collecting.arithmetic import combined
 from unmerge.collecting.probe import Probe
-from unmerge.collecting.stored import STATISTICS, check_statistics, layer_of, tensors_of
+from unmerge.collecting.statistics_file import STATISTICS, check_statistics, layer_of, tensors_of
 from unmerge.distributed.processes import is_first
 from unmerge.errors import FileError, StatisticsError, listing
 from unmerge.storage.files import read_tensors, write_tensors

@@ -23,12 +23,13 @@ from unmerge.model.initial import Init, TaskVectors, lacking, task_vectors
 from unmerge.model.layers import select
 from unmerge.model.ledger import as_collected
 from unmerge.model.origin import check_origin
+from unmerge.placement.state import state_of
 from unmerge.recipe import Recipe
+from unmerge.requests.gathering import needed_of, pair_of
+from unmerge.requests.parts import expected_layers
 from unmerge.solving.doses import Doses
-from unmerge.solving.gathering import needed_of, pair_of
-from unmerge.solving.parts import expected_layers
 from unmerge.storage.files import write_json
-from unmerge.storage.fingerprint import fingerprint, state_of
+from unmerge.storage.fingerprint import fingerprint
 from unmerge.tables import html_table, text_table
 
 

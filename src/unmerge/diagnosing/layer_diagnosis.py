@@ -9,18 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unmerge.diagnosing import geometry
 from unmerge.diagnosing.separability import RANK, Separability, mean_shift, rank_for, separability
-from unmerge.linalg import geometry
 from unmerge.linalg.eigen import top_eigenpairs
 from unmerge.model.layers import layer_of, weight_matrix
 from unmerge.model.origin import Origin, origin_of
 from unmerge.recipe import Recipe
+from unmerge.requests.request import Request
 from unmerge.solving import bases
 from unmerge.solving.directions import coefficients_of, directions, head_directions, without_response
 from unmerge.solving.doses import Doses
 from unmerge.solving.heads import head_alone
+from unmerge.solving.pooling import pools_of
 from unmerge.solving.pools import Pools
-from unmerge.solving.request import Request
 
 _SPECTRUM = 32  # eigenvalues that are kept to be shown
 _LISTS = ("overlaps", "cosines", "gains", "forget_spectrum", "retain_spectrum")
@@ -73,7 +74,7 @@ def diagnose_layer(
 ) -> LayerDiagnosis:
     """What the recipe would find there; alpha: the strength for which responses and bounds are given."""
     module = layer_of(model, name)
-    groups = request.pools(name)
+    groups = pools_of(request, name)
     vector = weight_matrix(module, difference).double()
     weight = weight_matrix(module).detach().to(vector)
     head = head_alone(model, request, (name,), recipe)

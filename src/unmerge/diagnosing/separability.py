@@ -13,15 +13,16 @@ from unmerge.collecting.accumulation import LayerStatistics
 from unmerge.collecting.collection import View, collect, view_of
 from unmerge.collecting.statistics import Statistics
 from unmerge.data.chosen import ChosenSamples
+from unmerge.diagnosing import geometry
+from unmerge.diagnosing.scatters import Scatter
 from unmerge.errors import StatisticsError
-from unmerge.linalg import geometry
 from unmerge.linalg.eigen import top_eigenpairs
 from unmerge.linalg.orthonormal import NOISE
 from unmerge.planning.costs import CONTROL_GROUPS
+from unmerge.requests.request import Request
+from unmerge.solving.pooling import pools_of
 from unmerge.solving.pools import Pools
-from unmerge.solving.request import Request
 from unmerge.sums.moments import Moments
-from unmerge.sums.scatters import Scatter
 
 RANK = 16  # of the PCA bases, whatever the recipe: S depends on the basis
 _STEPS = 11  # of their iteration: the noise of a flat spectrum has no directions that S would need
@@ -62,11 +63,11 @@ def control_separability(request: Request, control: Statistics, layer: str) -> S
     """That of one layer with a control in the place of the forget set, and all else retained."""
     request, control = request.only(layer), control.only(layer)
     if request.statistics.sketches or control.sketches:
-        return separability(_with_control(request, control).pools(layer))
+        return separability(pools_of(_with_control(request, control), layer))
     # From the parts, since statistics of all else would take several Grams more.
-    drawn = replace(request, forget=control.beside(request.statistics)).pools(layer)
+    drawn = pools_of(replace(request, forget=control.beside(request.statistics)), layer)
     parts = []
-    for pools, others in zip(drawn, request.pools(layer), strict=True):
+    for pools, others in zip(drawn, pools_of(request, layer), strict=True):
         rest = Scatter.of(others.forget) + Scatter.of(others.retain) - Scatter.of(pools.forget)
         parts.append(_of_group(pools, rest.in_one()))
     return _mean(parts)

@@ -22,7 +22,8 @@ from unmerge.diagnosing.separability import (
     separability,
 )
 from unmerge.linalg.products import full_precision
-from unmerge.solving.request import Request
+from unmerge.requests.request import Request
+from unmerge.solving.pooling import pools_as_counted, pools_of
 
 SEPARABLE_RATIO = 2.0  # S over a random subset's that none of 32 random draws of digits reached (the paper's: 2.4)
 ENTANGLED_RATIO = 1.5  # below which even a set that differs from the rest shares its directions
@@ -128,8 +129,8 @@ class Evidence:
         return self
 
     def _measure(self, request: Request, control: Control | None, name: str) -> None:
-        self.layers[name] = separability(request.pools(name))
-        self.shifts[name] = mean_shift(request.pools_as_counted(name))
+        self.layers[name] = separability(pools_of(request, name))
+        self.shifts[name] = mean_shift(pools_as_counted(request, name))
         if control is not None and name in control.statistics.layers:
             self.control[name] = control_separability(request, control.statistics, name)
 

@@ -11,7 +11,8 @@ from unmerge.errors import EditError, listing
 from unmerge.model.layers import tensor_name, weight_in
 from unmerge.model.ledger import ledger_of
 from unmerge.placement.offloading import check_writable
-from unmerge.storage.fingerprint import differences, fingerprint, kind_of, state_of
+from unmerge.placement.state import state_of
+from unmerge.storage.fingerprint import differences, fingerprint
 
 if TYPE_CHECKING:
     from unmerge.editing.edit import Edit
@@ -48,31 +49,6 @@ def check_shapes(edit: Edit, state: Mapping[str, Tensor]) -> None:
         rows = len(state[tensor_name(edit.head, "bias")])
         if max(edit.removed) >= rows:
             raise EditError(f"this edit removes the rows {list(edit.removed)} of {edit.head!r}, which has {rows}.")
-
-
-def check_whole(edit: Edit) -> None:
-    """Refuse an edit whose parts do not fit one another, as no fit makes it but a file may hold it."""
-    for name, layer in edit.layers.items():
-        coefficients, basis = layer.B, layer.Q
-        fits = (
-            coefficients.dim() == basis.dim()
-            and coefficients.dim() in (2, 3)
-            and coefficients.shape[-1] == basis.shape[-1]
-            and coefficients.shape[:-2] == basis.shape[:-2]
-            and (layer.shift is None or layer.shift.shape == (coefficients.shape[:-1].numel(),))
-        )
-        parts = (coefficients, basis, *([] if layer.shift is None else [layer.shift]))
-        if not fits or not all(part.is_floating_point() for part in parts):
-            shapes = " and ".join(f"{part.dtype}{list(part.shape)}" for part in parts)
-            raise EditError(f"the parts of layer {name!r} do not fit one another: {shapes}")
-        if (layer.shift is None) != (layer.shift_to is None):
-            raise EditError(f"layer {name!r} has a constant without a place for it, or the reverse")
-    if edit.alpha is not None and edit.alpha < 0:
-        raise EditError(f"its alpha is {edit.alpha}")
-    if edit.removed and (edit.head is None or min(edit.removed) < 0):
-        raise EditError(f"it removes the rows {list(edit.removed)} of {edit.head!r}")
-    for checksum in edit.weights.values():
-        kind_of(checksum)
 
 
 def other_weights(edit: Edit, changed: Iterable[str]) -> EditError:

@@ -17,20 +17,21 @@ from torch import Tensor, nn
 from unmerge.data.batches import Forward, check_rereadable
 from unmerge.data.reading import Reading
 from unmerge.distributed.processes import is_first
-from unmerge.editing.binding import check_model, check_whole
+from unmerge.editing.binding import check_model
+from unmerge.editing.edit_file import LAYER_FACTS, check_edit, check_whole
 from unmerge.editing.layer_edit import LayerEdit
+from unmerge.editing.recalibration import norm_inputs, norms_behind
+from unmerge.editing.recalibration import recalibrate as recalibrate_norms
 from unmerge.editing.refitting import refitted
 from unmerge.editing.rewriting import rewritten, surviving_share
-from unmerge.editing.stored import LAYER_FACTS, check_edit
 from unmerge.errors import EditError, FileError, RecipeError, listing, warn
 from unmerge.model import ledger as ledgers
+from unmerge.model.evaluating import evaluating
 from unmerge.model.layers import tensor_name, weight_in
-from unmerge.model.normalization import evaluating, norm_inputs, norms_behind
-from unmerge.model.normalization import recalibrate as recalibrate_norms
 from unmerge.placement.sharded import Whole, is_finite, split_like
+from unmerge.placement.state import state_of
 from unmerge.recipe import Recipe
 from unmerge.storage.files import put_json, put_tensors, read_tensors, replacing
-from unmerge.storage.fingerprint import state_of
 from unmerge.tables import html_table
 
 KIND = "edit"

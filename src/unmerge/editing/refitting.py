@@ -12,13 +12,14 @@ from unmerge.data.batches import Forward, device_of, feed, on_device
 from unmerge.data.reading import Reading
 from unmerge.distributed.processes import add_up_
 from unmerge.editing.layer_edit import LayerEdit
+from unmerge.editing.recalibration import RECALIBRATION_SAMPLES
 from unmerge.editing.rewriting import REMOVED_BIAS
 from unmerge.errors import DataError
+from unmerge.model.evaluating import evaluating
 from unmerge.model.layers import tensor_name
 from unmerge.model.ledger import holding
-from unmerge.model.normalization import RECALIBRATION_SAMPLES, evaluating
 from unmerge.placement.sharded import Whole, split_like
-from unmerge.storage.fingerprint import state_of
+from unmerge.placement.state import state_of
 
 if TYPE_CHECKING:
     from unmerge.editing.edit import Edit

@@ -15,8 +15,8 @@ from unmerge.distributed.processes import gathered, size
 from unmerge.errors import DataError, LayerError, suggest
 from unmerge.evaluation.predictions import Outputs, SplitOutputs, check
 from unmerge.evaluation.samples import draw_order, row_keys
+from unmerge.model.evaluating import evaluating
 from unmerge.model.layers import is_transposed
-from unmerge.model.normalization import evaluating
 
 KEEP_FEATURES = 5000
 _NAMING = "Name it: features='avgpool' takes what that layer returns, features='fc:input' what it receives."

@@ -14,8 +14,9 @@ from unmerge.editing.layer_edit import LayerEdit
 from unmerge.errors import EditError, FileError, LayerError, listing
 from unmerge.interop.lora import PREFIX, edit_of_lora
 from unmerge.model.layers import carries_adapters, tensor_name
+from unmerge.placement.state import state_of
 from unmerge.storage.files import load_weights, opened, read_json, read_tensors, write_json, write_tensors
-from unmerge.storage.fingerprint import kind_of, state_of
+from unmerge.storage.fingerprint import kind_of
 from unmerge.storage.forms import check_fields
 
 CONFIG = "adapter_config.json"

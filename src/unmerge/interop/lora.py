@@ -17,8 +17,9 @@ from unmerge.editing.edit import Edit
 from unmerge.editing.layer_edit import LayerEdit
 from unmerge.errors import EditError, FileError, listing
 from unmerge.model.layers import beyond_lora, is_transposed, tensor_name
+from unmerge.placement.state import state_of
 from unmerge.recipe import Recipe
-from unmerge.storage.fingerprint import fingerprint, state_of
+from unmerge.storage.fingerprint import fingerprint
 from unmerge.storage.forms import check_fields
 from unmerge.version import VERSION
 

@@ -14,8 +14,8 @@ from unmerge.model import pretrained
 from unmerge.model.layers import tensor_name, weight_in
 from unmerge.placement.offloading import Chosen
 from unmerge.placement.sharded import Whole
+from unmerge.placement.state import state_of
 from unmerge.storage.files import load_weights, read_weight_map
-from unmerge.storage.fingerprint import state_of
 
 Init = str | Path | Mapping[str, Tensor] | nn.Module
 

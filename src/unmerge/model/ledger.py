@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from unmerge.errors import EditError, LayerError, StatisticsError, listing, warn
-from unmerge.storage.fingerprint import differences, fingerprint, state_of
+from unmerge.placement.state import state_of
+from unmerge.storage.fingerprint import differences, fingerprint
 
 if TYPE_CHECKING:
     from unmerge.editing.edit import Edit

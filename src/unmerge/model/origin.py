@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from unmerge.errors import InitError
-from unmerge.linalg.geometry import cosine
 
 FOREIGN_COSINE = 0.2  # of the fine-tuned and the initial weights, below which they have nothing to do with each other
 
@@ -31,7 +30,7 @@ def origin_of(weight: Tensor, initial: Tensor, input_basis: Tensor | None = None
         inside = (vector @ input_basis.to(vector)).square().sum()
         outside = (1 - inside / vector.square().sum().clamp_min(torch.finfo(vector.dtype).tiny)).item()
     norm = weight.norm().clamp_min(torch.finfo(weight.dtype).tiny)
-    return Origin(cosine(weight, initial).item(), (vector.norm() / norm).item(), outside)
+    return Origin(_cosine(weight, initial).item(), (vector.norm() / norm).item(), outside)
 
 
 def check_origin(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
@@ -53,3 +52,9 @@ def check_origin(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
             'pretraining can destroy the model. Pass the right checkpoint, or init="zero", which needs none; '
             "check_init=False overrides."
         )
+
+
+def _cosine(first: Tensor, second: Tensor) -> Tensor:
+    """Of the angle between two tensors, 0 where one of them is zero."""
+    norms = first.norm() * second.norm()
+    return (first * second).sum() / norms if norms > 0 else norms

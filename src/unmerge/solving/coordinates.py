@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,11 +16,9 @@ from torch import Tensor
 from unmerge.collecting.accumulation import LayerStatistics
 from unmerge.linalg.orthonormal import NEGLIGIBLE, NOISE
 from unmerge.linalg.products import full_precision
+from unmerge.requests.request import Request
 from unmerge.sums.moments import Moments
 from unmerge.sums.sketching import SketchedMoments
-
-if TYPE_CHECKING:
-    from unmerge.solving.request import Request
 
 _BLOCK = 1 << 17  # float64 numbers of a block, or more where a matrix is large
 _TINY = torch.finfo(torch.float64).tiny

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from unmerge.model.layers import layer_of
 from unmerge.recipe import Recipe
+from unmerge.requests.request import Request
 from unmerge.solving.directions import Directions
 from unmerge.solving.heads import removal
-from unmerge.solving.request import Request
 
 _RISE = 12  # convolutions over which an edit grows to all of itself
 

@@ -17,10 +17,11 @@ from unmerge.linalg.products import full_precision
 from unmerge.model.initial import TaskVectors
 from unmerge.model.layers import beyond_lora, is_transposed, layer_of, tensor_name, weight_matrix
 from unmerge.recipe import Recipe
+from unmerge.requests.request import Request
 from unmerge.solving.directions import Directions, coefficients_of, directions, fall, head_directions, without_response
 from unmerge.solving.doses import Doses
 from unmerge.solving.heads import head_alone
-from unmerge.solving.request import Request
+from unmerge.solving.pooling import pools_as_counted, pools_of, retain_mean
 
 
 @dataclass
@@ -75,7 +76,7 @@ def fit_layers(
                 source = source_of(name)
                 if source not in known:
                     find = head_directions if name == head else directions
-                    known[source] = find(request.pools(name), recipe)
+                    known[source] = find(pools_of(request, name), recipe)
                 basis = known[source].to(weight.device)
                 if last[source] == name:  # of many directions they are as large as the statistics
                     del known[source]
@@ -91,7 +92,7 @@ def fit_layers(
                 bias = task_vectors.get(tensor_name(name, "bias"))
                 lower: Tensor | None = None
                 if basis.alone:
-                    shifts = request.pools_as_counted(name)[0].shifts()
+                    shifts = pools_as_counted(request, name)[0].shifts()
                     own = weight_matrix(module).to(task_vector)
                     lower = recipe.head_strength * fall(own, *shifts, request.classes)
                 fitted.layers[name] = _layer_edit(
@@ -117,7 +118,7 @@ def _layer_edit(
     shift = torch.zeros(coefficients.shape[:-1].numel(), dtype=torch.float64, device=coefficients.device)
     shift_to = request.statistics.shift_to[name]
     if request.keeps_mean(name, recipe):
-        mean = request.retain_mean(name).to(coefficients.device)
+        mean = retain_mean(request, name).to(coefficients.device)
         if recipe.mean == "orthogonal":
             coefficients, forget_basis = without_response(mean, coefficients, forget_basis)
             if not coefficients.any():

@@ -8,7 +8,7 @@ from torch import nn
 
 from unmerge.model.layers import layer_of, weight_matrix
 from unmerge.recipe import Recipe
-from unmerge.solving.request import Request
+from unmerge.requests.request import Request
 
 
 def obstacle(model: nn.Module, request: Request, edited: Container[str], asked: bool = False) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -16,13 +16,11 @@ from unmerge.linalg.eigen import top_eigenpairs
 from unmerge.linalg.kmeans import kmeans
 from unmerge.linalg.orthonormal import NEGLIGIBLE, NOISE
 from unmerge.recipe import Recipe
+from unmerge.requests.request import Request
 from unmerge.solving.bases import ridged_factor
 from unmerge.solving.coordinates import Coordinates
 from unmerge.solving.whitened import WhitenedMeans
 from unmerge.sums.moments import Moments
-
-if TYPE_CHECKING:
-    from unmerge.solving.request import Request
 
 Kept = TypeVar("Kept")
 

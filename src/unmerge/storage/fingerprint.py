@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from unmerge.errors import FileError
-from unmerge.placement.offloading import Offloaded, with_offloaded
-from unmerge.placement.sharded import is_split, settle, whole
+from unmerge.placement.offloading import Offloaded
+from unmerge.placement.sharded import is_split, whole
 
 _CHECKSUM = re.compile(r"(?P<dtype>\w{1,20})\[(?P<sizes>(\d{1,18}(, \d{1,18}){0,15})?)\]:[0-9a-f]{16}")
 _CHUNK = 1 << 20
@@ -52,19 +52,6 @@ def kind_of(checksum: str) -> tuple[torch.dtype, tuple[int, ...]]:
     if found is None or not isinstance(dtype, torch.dtype):
         raise FileError(f"{checksum[:100]!r} is no checksum of a tensor.")
     return dtype, tuple(int(size) for size in found["sizes"].split(",") if size)
-
-
-def state_of(model: nn.Module) -> Mapping[str, Tensor]:
-    """Every parameter and buffer of a model, also what state_dict leaves out; offloaded ones are read when asked."""
-    settle(model)
-    parameters: dict[str, Tensor] = {}
-    buffers: dict[str, Tensor] = {}
-    # One walk over the modules, as named_parameters and named_buffers make one each: it is a part of every request.
-    for place, module in model.named_modules(remove_duplicate=False):
-        prefix = f"{place}." if place else ""
-        for found, own in ((parameters, module._parameters), (buffers, module._buffers)):
-            found.update({prefix + name: tensor for name, tensor in own.items() if tensor is not None})
-    return with_offloaded(model, parameters | buffers)
 
 
 def differences(found: Mapping[str, str], expected: Mapping[str, str], names: Iterable[str] | None = None) -> list[str]:

@@ -13,7 +13,7 @@ from unmerge.baselines.language.sequences import Sequences, TokenBatch, read_seq
 from unmerge.baselines.language.training import LanguageTraining, unlearn
 from unmerge.baselines.options import check_number
 from unmerge.data.batches import device_of
-from unmerge.model.normalization import evaluating
+from unmerge.model.evaluating import evaluating
 
 
 def npo(

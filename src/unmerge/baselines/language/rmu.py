@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from unmerge.baselines.language.sequences import TokenBatch, read_sequences
 from unmerge.baselines.language.training import LanguageTraining, unlearn
 from unmerge.baselines.options import BaselineError, check_count, check_number
-from unmerge.model.normalization import evaluating
+from unmerge.model.evaluating import evaluating
 from unmerge.model.shorthands import blocks_of
 from unmerge.tokens import IGNORED
 

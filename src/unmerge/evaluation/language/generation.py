@@ -11,7 +11,7 @@ import torch
 from unmerge.data.batches import device_of, progress
 from unmerge.errors import DataError
 from unmerge.evaluation.language.encoding import encode_prompts
-from unmerge.model.normalization import evaluating
+from unmerge.model.evaluating import evaluating
 from unmerge.tokens import end_token
 
 NEW_TOKENS = 200

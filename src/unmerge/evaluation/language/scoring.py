@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from unmerge.data.batches import Forward, device_of, feed, logits_of, on_device, progress
 from unmerge.errors import DataError
 from unmerge.evaluation.language.encoding import Encoded, by_length, padded
-from unmerge.model.normalization import evaluating
+from unmerge.model.evaluating import evaluating
 from unmerge.tokens import IGNORED
 
 TOKENS = {"cuda": 16384, "cpu": 1024}  # a batch, with its padding

@@ -1,79 +1,21 @@
-"""Where an affine shift goes (a bias or the next BatchNorm's mean), and re-estimating BatchNorm statistics."""
+"""Re-estimating the running statistics of the BatchNorms that lie behind an edit."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from unmerge.data.batches import Forward, feed, first_tensor, on_device
 from unmerge.data.reading import Reading
 from unmerge.distributed.processes import add_up_, size, summed
 from unmerge.errors import DataError
+from unmerge.model.evaluating import batch_norms, evaluating
 
 RECALIBRATION_SAMPLES = 10_000
-
-
-class Consumers(TorchDispatchMode):
-    """Records, while active, which operations read the outputs that are given to `watch`."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self._means = {
-            id(module.running_mean): name
-            for name, module in batch_norms(model).items()
-            if module.running_mean is not None
-        }
-        self._watched: dict[int, tuple[str, Tensor]] = {}  # the tensor is kept, so that its id stays its own
-        self._readers: dict[str, list[str | None]] = defaultdict(list)
-        self._norm_calls: dict[str, int] = defaultdict(int)
-        self._paused = False
-
-    def watch(self, layer: str, output: Tensor) -> None:
-        self._watched[id(output)] = (layer, output)
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        self._paused = True
-        try:
-            yield
-        finally:
-            self._paused = False
-
-    def sole_norm(self, layer: str) -> str | None:
-        """The BatchNorm that alone reads this layer's output and reads nothing else, if there is one."""
-        readers = self._readers[layer]
-        if len(readers) != 1 or readers[0] is None or self._norm_calls[readers[0]] != 1:
-            return None
-        return readers[0]
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not self._paused:
-            given = [*args, *(kwargs or {}).values()]
-            listed = [value for group in given if isinstance(group, (list, tuple)) for value in group]
-            tensors = [value for value in (*given, *listed) if isinstance(value, Tensor)]
-            norm = next((self._means[id(tensor)] for tensor in tensors if id(tensor) in self._means), None)
-            if norm is not None:
-                self._norm_calls[norm] += 1
-            for tensor in tensors:
-                if id(tensor) in self._watched:
-                    self._readers[self._watched[id(tensor)][0]].append(norm)
-        return func(*args, **(kwargs or {}))
-
-
-def batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
-    """Every BatchNorm that keeps running statistics."""
-    return {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, _BatchNorm) and module.running_mean is not None
-    }
 
 
 def norm_inputs(model: nn.Module, batch: Any, forward: Forward | None) -> dict[str, Tensor]:
@@ -144,20 +86,3 @@ def _average(norms: Sequence[_BatchNorm]) -> None:
         for average in (norm.running_mean, norm.running_var):
             average.copy_(add_up_(average.double() * count) / total)
         norm.num_batches_tracked.copy_(total)
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; training flags and random state are as before afterwards."""
-    flags = {module: module.training for module in model.modules()}
-    own = (tensor for module in flags for tensor in module._parameters.values() if tensor is not None)
-    devices = sorted({tensor.device.index for tensor in own if tensor.is_cuda})
-    with torch.random.fork_rng(devices=devices), torch.inference_mode(False), torch.no_grad():
-        try:
-            if any(flags.values()):
-                model.eval()
-            yield
-        finally:
-            for module, training in flags.items():
-                if module.training != training:
-                    module.training = training

@@ -12,13 +12,13 @@ from unmerge.collecting.collection import View, distinct_labels, looked, view_of
 from unmerge.collecting.statistics import Statistics, joined
 from unmerge.data.batches import Forward, Mask, check_rereadable
 from unmerge.data.reading import Reading
+from unmerge.model.evaluating import evaluating
 from unmerge.model.layers import candidates, device_of_layer, head_of, select
-from unmerge.model.normalization import evaluating
 from unmerge.planning.costs import costs_of, grams_of
 from unmerge.planning.plans import Plan, bytes_of, plan_within
 from unmerge.recipe import Recipe
-from unmerge.solving.gathering import Source, request_of
-from unmerge.solving.request import Request
+from unmerge.requests.gathering import Source, request_of
+from unmerge.requests.request import Request
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from unmerge.collecting.statistics import Statistics
 from unmerge.errors import LayerError, StatisticsError, listing
 from unmerge.model.layers import candidates, head_of, select
 from unmerge.recipe import Recipe
-from unmerge.solving.coordinates import in_coordinates
-from unmerge.solving.pools import Pools
 
 
 @dataclass(frozen=True)
@@ -77,23 +74,6 @@ class Request:
     def head(self, model: nn.Module) -> str:
         return self.statistics.head or head_of(model)
 
-    def pools(self, layer: str) -> list[Pools]:
-        """What is known of a layer's inputs, one entry a group; a sketched layer's in coordinates of its own."""
-        if self.statistics[layer].sketch is None:
-            return self.pools_as_counted(layer)
-        here, coordinates = in_coordinates(self, layer)
-        return [Pools(here, layer, None, coordinates)]
-
-    def pools_as_counted(self, layer: str) -> list[Pools]:
-        """The same as it was counted: of a sketched layer the means and variances alone."""
-        groups = self.statistics[layer].groups
-        if groups is None:
-            return [Pools(self, layer, None)]
-        # Depthwise layers have hundreds of problems with nine features: each is too small for a GPU.
-        on_cpu = self.statistics[layer].device.type == "cpu"
-        here = self if on_cpu else self.only(layer).with_each(lambda part: part.to("cpu"))
-        return [Pools(here, layer, group) for group in range(groups)]
-
     def only(self, layer: str) -> Request:
         """The same request of one layer."""
         return self.with_each(lambda statistics: statistics.only(layer))
@@ -108,11 +88,6 @@ class Request:
         """Whether the edit of a layer answers to x − m_R alone: a constant takes the rest, or there is none."""
         takes_constant = self.statistics.shift_to[layer] is not None
         return recipe.mean == "orthogonal" or (recipe.mean != "free" and takes_constant)
-
-    def retain_mean(self, layer: str) -> Tensor:
-        """m_R as (in,), or (groups, in)."""
-        means = [pools.retain_mean for pools in self.pools_as_counted(layer)]
-        return means[0] if self.statistics[layer].groups is None else torch.stack(means)
 
     def sources(self, layer: str) -> tuple[int, ...]:
         """Equal for layers that share their input, whose bases are then the same."""

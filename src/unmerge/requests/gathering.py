@@ -14,9 +14,10 @@ from unmerge.collecting.statistics import Statistics
 from unmerge.data.batches import Forward, Mask, check_rereadable
 from unmerge.errors import DataError, StatisticsError, listing, warn
 from unmerge.model.experts import expert_modules, is_routed
+from unmerge.placement.state import state_of
 from unmerge.recipe import Recipe
-from unmerge.solving.request import Request
-from unmerge.storage.fingerprint import fingerprint, state_of
+from unmerge.requests.request import Request
+from unmerge.storage.fingerprint import fingerprint
 
 Source = Iterable[Any] | Statistics
 

@@ -58,9 +58,3 @@ def response_bound(matrix: Tensor, second_moment: Tensor, basis: Tensor, *, is_e
     left = top_eigenpairs(outside, 1, like=second_moment)[0].sum().clamp_min(0)
     times = 1 if is_eigenbasis else 2
     return times * (largest * (matrix @ basis).square().sum() + left * matrix.square().sum())
-
-
-def cosine(first: Tensor, second: Tensor) -> Tensor:
-    """Of the angle between two tensors, 0 where one of them is zero."""
-    norms = first.norm() * second.norm()
-    return (first * second).sum() / norms if norms > 0 else norms

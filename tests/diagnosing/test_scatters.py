@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from unmerge.diagnosing.scatters import Scatter
 from unmerge.errors import StatisticsError
 from unmerge.sums.moments import Moments
-from unmerge.sums.scatters import Scatter
 
 
 def rows_of(count: int, features: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:

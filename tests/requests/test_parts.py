@@ -9,7 +9,8 @@ from decoders import decoder, padded, sentences
 from mixtures import WordMixture, texts
 from unmerge import Recipe, collect, fit
 from unmerge.errors import DataError, LayerError
-from unmerge.storage.fingerprint import fingerprint, state_of
+from unmerge.placement.state import state_of
+from unmerge.storage.fingerprint import fingerprint
 
 NARROW = {"rank": 3, "retain_rank": 3, "layers": "last4", "deflate": 4}
 

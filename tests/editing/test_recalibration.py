@@ -12,8 +12,9 @@ from torch.testing import assert_close
 
 from networks import batched, cnn, hf_resnet, ready, request, resnet50_tree, samples
 from unmerge import Edit, Recipe, collect, fit
+from unmerge.editing.recalibration import RECALIBRATION_SAMPLES, recalibrate
 from unmerge.errors import DataError, UnmergeWarning
-from unmerge.model.normalization import RECALIBRATION_SAMPLES, batch_norms, evaluating, recalibrate
+from unmerge.model.evaluating import batch_norms, evaluating
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 

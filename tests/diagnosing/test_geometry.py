@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.linalg import subspace_angles
 from torch import Tensor
 
-from unmerge.linalg import geometry
+from unmerge.diagnosing import geometry
 from unmerge.solving import bases, solvers
 
 SLACK = 1 + 1e-9
