@@ -7,7 +7,8 @@ import tempfile
 from pathlib import Path
 
 import unmerge
-from unmerge.bench.digits import accuracy, load_digits, train
+from unmerge.bench.digits import load_digits, train
+from unmerge.measures import accuracy
 
 
 def main(epochs: int = 20) -> None:
@@ -36,8 +37,8 @@ def main(epochs: int = 20) -> None:
 
 
 def show(title: str, model, images) -> None:
-    shares = {digit: accuracy(model, images.only(digit)) for digit in (3, 8)}
-    rest = accuracy(model, images.without(3, 8))
+    shares = {digit: accuracy(model, images.only(digit).loader()) for digit in (3, 8)}
+    rest = accuracy(model, images.without(3, 8).loader())
     print(f"{title:18} 3: {shares[3]:.2f}   8: {shares[8]:.2f}   others: {rest:.2f}")
 
 

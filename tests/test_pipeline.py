@@ -20,11 +20,11 @@ from networks import Batch, batched, request
 from unmerge import Edit, Recipe
 from unmerge.errors import DataError, EditError, LayerError, StatisticsError, UnmergeWarning
 from unmerge.linalg.kmeans import kmeans
-from unmerge.recipe import CLOSED_FORMS
+from unmerge.recipe import BASES as KNOWN
 
 BASES = ("lda", "cav-class", "contrastive", "private-mean", "wiener", "pca", "deflated-pca")
 SOLVERS = ("exact", "budgeted", "soft-threshold")
-SOLVED = [(basis, solver) for basis in BASES for solver in SOLVERS if basis not in CLOSED_FORMS or solver == "exact"]
+SOLVED = [(basis, solver) for basis in BASES for solver in SOLVERS if not KNOWN[basis].closed or solver == "exact"]
 
 
 def small(basis: str = "lda", **knobs: Any) -> Recipe:

@@ -154,6 +154,7 @@ WRONG: dict[str, tuple[type[UnmergeError], str, Callable[[nn.Module], object]]] 
     "classes beside forget": (DataError, "in place of forget and retain", both_kinds),
     "classes without statistics": (DataError, "go together", asking(forget=None, retain=None, classes=[0])),
     "unknown classes": (StatisticsError, r"classes=\[9\].*\[0, 1, 2\]", of_classes([9])),
+    "a number as classes": (DataError, r"classes=3.0 is not a list of labels", of_classes(3.0)),
     "no classes": (StatisticsError, r"classes=\[\]", of_classes([])),
     "every class": (StatisticsError, "every class", of_classes([0, 1, 2])),
     "classes of unlabelled statistics": (StatisticsError, "without labels", of_classes([0], labelled=False)),
@@ -164,6 +165,23 @@ WRONG: dict[str, tuple[type[UnmergeError], str, Callable[[nn.Module], object]]] 
     "an unknown layer": (LayerError, "'22'.*'2'", asking(recipe=Recipe(layers=["22"]))),
     "an unknown basis": (RecipeError, "'cav-class'", lambda model: Recipe(basis="cav-clas")),
     "an unknown field": (RecipeError, "'rank'", lambda model: Recipe(rnk=3)),
+    "a mapping as recipe": (DataError, "recipe is a dict; expected a Recipe", asking(recipe={"rank": 3})),
+    "a mapping as recipe of a plan": (DataError, "recipe is a dict", lambda model: unmerge.plan(model, {"rank": 3})),
+    "a mapping as recipe of a diagnosis": (
+        DataError,
+        "recipe is a dict",
+        lambda model: unmerge.diagnose(FORGET, RETAIN, model, recipe={"rank": 3}),
+    ),
+    "a plan of data that can be read once": (
+        DataError,
+        "data is a one-shot iterator",
+        lambda model: unmerge.plan(model, data=iter(FORGET)),
+    ),
+    "the accuracy on no sample": (
+        DataError,
+        "hold no sample",
+        lambda model: unmerge.measures.accuracy(model, [(TENSOR[:0], torch.zeros(0, dtype=torch.int64))]),
+    ),
     "a negative lam": (RecipeError, "lam=-1", lambda model: Recipe(lam=-1)),
     "a mask that is not in the batch": (DataError, "mask='valid'", asking(mask="valid")),
 }

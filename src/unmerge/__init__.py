@@ -1,6 +1,6 @@
 """Make a fine-tuned network forget a class or a concept by a closed-form, low-rank, reversible edit."""
 
-from unmerge import distributed, tokens
+from unmerge import distributed, errors, measures, tokens
 from unmerge.collecting.collection import collect
 from unmerge.collecting.statistics import Statistics
 from unmerge.diagnosing.diagnosis import Diagnosis, diagnose
@@ -32,7 +32,9 @@ __all__ = [
     "diagnose",
     "distributed",
     "edit_checkpoint",
+    "errors",
     "fit",
+    "measures",
     "plan",
     "search_alpha",
     "tokens",

@@ -31,6 +31,8 @@ def accuracy(model: nn.Module, data: Iterable[Any], forward: Forward | None = No
             right += int((logits.argmax(1) == labels.to(logits.device)).sum())
             total += len(labels)
     right, total = summed(right, total)
+    if not total:
+        raise DataError("the batches hold no sample, so there is no accuracy to look at.")
     return right / total
 
 
@@ -45,6 +47,8 @@ def divergence(model: nn.Module, reference: nn.Module, data: Iterable[Any], forw
             total += (mine.exp() * (mine - theirs.to(mine.device))).sum().item()
             count += len(mine)
     total, count = summed(total, count)
+    if not count:
+        raise DataError("the batches hold no sample, so there is no divergence to look at.")
     return total / count
 
 

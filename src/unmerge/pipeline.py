@@ -21,12 +21,13 @@ from unmerge.model.layers import select, tensor_name
 from unmerge.model.ledger import as_collected
 from unmerge.model.origin import check_origin
 from unmerge.provenance import finished_edit
-from unmerge.recipe import Recipe
+from unmerge.recipe import Recipe, given_or_default
 from unmerge.requests.gathering import Source
 from unmerge.requests.parts import Sources, described_together, expected_layers, parts_of, without_moments
 from unmerge.requests.request import Request
 from unmerge.solving.doses import Doses
 from unmerge.solving.fitting import Clock, Fitted, fit_layers
+from unmerge.solving.heads import check_removal
 
 
 @together
@@ -57,9 +58,7 @@ def fit(
     sketched (`unmerge.plan` shows all of it).
     on_verdict: whether to "warn", "raise" or "ignore" when samples that are not whole classes have nothing in common.
     """
-    recipe = recipe or Recipe()
-    if not isinstance(recipe, Recipe):
-        raise DataError(f"recipe is a {type(recipe).__name__}; expected a Recipe, for example Recipe(basis='lda').")
+    recipe = given_or_default(recipe)
     if on_verdict not in ("warn", "raise", "ignore"):
         raise RecipeError(f"on_verdict={on_verdict!r} is not 'warn', 'raise' or 'ignore'.")
     sources = Sources(forget, retain, classes, statistics, mask, forward)
@@ -71,7 +70,8 @@ def fit(
         clock = Clock(device_of(model))
         start: TaskVectors | None = None
         expected = list[str]()
-        if init != "zero" and classes is None:  # what is wrong with it is told before the passes
+        # What is wrong with it is told before the passes; which layer is the classifier, only they tell.
+        if init != "zero" and classes is None and recipe.head != "keep":
             expected = expected_layers(model, recipe, sources.given)
             start = _start(model, init, expected, recipe, check_init)
         parts, plan = parts_of(model, sources, recipe, memory, with_verdict=on_verdict != "ignore")
@@ -86,6 +86,7 @@ def fit(
                 task_vectors = start
                 unchanged = [] if init == "zero" else _unchanged(model, names, task_vectors, request, recipe)
                 names = [name for name in names if name not in unchanged]
+                check_removal(model, request, names, recipe)
             here = [name for name in names if name in request.statistics.layers]
             if here and on_verdict != "ignore" and not request.classes:
                 with clock("verdict"):

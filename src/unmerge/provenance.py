@@ -15,17 +15,16 @@ from unmerge.data.batches import device_of
 from unmerge.diagnosing.verdict import Verdict
 from unmerge.editing.edit import Edit
 from unmerge.editing.layer_edit import LayerEdit
-from unmerge.errors import EditError, listing, warn
+from unmerge.errors import listing, warn
 from unmerge.model.initial import Init
 from unmerge.model.layers import last_quarter
 from unmerge.recipe import Recipe
 from unmerge.requests.request import Request
 from unmerge.solving.fitting import Fitted
-from unmerge.solving.heads import removal
+from unmerge.solving.heads import check_removal, removal
 from unmerge.version import VERSION
 
 LOW_SHARE = 0.9  # of the variance that a sketch should hold
-_RANKED = ("pca", "deflated-pca", "contrastive", "wiener", "cav-kmeans")
 
 
 def finished_edit(
@@ -43,9 +42,8 @@ def finished_edit(
 ) -> Edit:
     """The edit of these layers with all that is recorded beside it; `asked` is the recipe before "auto" was settled."""
     layers = fitted.layers
+    check_removal(model, request, layers, recipe)
     removed, why_not_removed = removal(model, request, layers, recipe)
-    if why_not_removed and recipe.head == "remove":
-        raise EditError(f"head='remove' cannot be done: {why_not_removed}. Use head='edit'.")
     statistics = request.statistics
     notes: dict[str, Any] = {
         "left_out": {
@@ -58,9 +56,9 @@ def finished_edit(
         "rank_reduced": {},
         "approximations": [],
     }
-    if request.whole is not None and recipe.basis not in ("blend", "private-mean"):
+    if request.whole is not None and not recipe.traits.of_means:
         notes["approximations"].append("retain eigenvectors: all data less the means of the forgotten classes")
-    if recipe.basis in _RANKED:
+    if recipe.traits.ranked:
         notes["rank_reduced"] = {name: layer.rank for name, layer in layers.items() if layer.rank < recipe.rank}
     if notes["rank_reduced"] and asked.basis != "auto":
         shown = listing(f"{name} to {rank}" for name, rank in notes["rank_reduced"].items())
@@ -71,9 +69,9 @@ def finished_edit(
         notes["sketches"] = {name: dict(facts) for name, facts in fitted.sketches.items()}
         notes["approximations"] += _sketch_words(fitted.sketches)
     samples = {"forget": request.forget, "retain": request.retain, "all": request.whole}
-    is_auto = asked.layers is None and asked.skip_layers == "auto"
-    deep = set(last_quarter(model)) if is_auto else set()
     head = request.head(model)
+    is_auto = asked.layers is None and asked.skip_layers == "auto"
+    deep = set(last_quarter(model, head)) if is_auto else set()
     edit = Edit(
         layers=layers,
         recipe=recipe.but(layers=names) if callable(recipe.layers) else recipe,
@@ -138,7 +136,7 @@ def _choices(
             "contrastive": f"contrastive: {several}",
         }
         chosen["basis"] = reasons[settled.basis]
-        if settled.basis in _RANKED:
+        if settled.traits.ranked:
             chosen["rank"] = f"{recipe.rank}: fewer directions forget less, and more bring nothing"
         if settled.basis == "wiener":
             chosen["lambda"] = f"{recipe.lam:g}: between 1 and 10 little changes, and more forgets less"

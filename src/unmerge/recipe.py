@@ -3,53 +3,45 @@
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any
 
 from torch import nn
 
-from unmerge.errors import RecipeError, suggest
+from unmerge.errors import DataError, RecipeError, suggest
+from unmerge.rules import Rule
 
 LayerChoice = str | Sequence[str] | Mapping[str, Any] | Callable[[str, nn.Module], bool] | None
 
-CLOSED_FORMS = ("blend", "private-mean", "wiener")  # which give the coefficients too
-BASES = ("auto", *CLOSED_FORMS, "lda", "cav-class", "cav-kmeans", "contrastive", "pca", "deflated-pca")
 SOLVERS = ("exact", "budgeted", "soft-threshold")
+PROBE_ROWS = 8192  # a layer, of which the paper's CAV probes and clusters are made
 
 
 @dataclass(frozen=True)
-class Rule:
-    """What a field accepts: one of some words, or a number of a type within bounds."""
+class Basis:
+    """What the other stages have to know of a way to find forget directions."""
 
-    words: tuple[str, ...] = ()
-    number: type | None = None
-    low: float = -math.inf
-    high: float = math.inf
-    optional: bool = False
+    closed: bool = False  # gives the coefficients too, so that there is no solver
+    ranked: bool = False  # has as many directions as `rank` says
+    of_means: bool = False  # needs of what is forgotten the class means alone
+    from_classes: bool = False  # can be had from those and the statistics of everything, exactly where it is of_means
+    probes: bool = False  # CAV probes, whose rows `max_points` limits
 
-    def accepts(self, value: Any) -> bool:
-        if value is None:
-            return self.optional
-        if isinstance(value, str):
-            return value in self.words
-        if self.number is None or isinstance(value, bool):
-            return False
-        is_number = isinstance(value, Integral if self.number is int else Real)
-        return is_number and self.low <= value <= self.high and abs(value) <= sys.float_info.max
 
-    def __str__(self) -> str:
-        parts = [repr(word) for word in self.words]
-        if self.number is not None:
-            kind = "a whole number" if self.number is int else "a number"
-            bounds = f" from {self.low:g}" if math.isfinite(self.low) else ""
-            bounds += f" to {self.high:g}" if math.isfinite(self.high) else ""
-            parts.append(kind + bounds)
-        if self.optional:
-            parts.append("None")
-        return " or ".join(parts) if len(parts) < 3 else "one of " + ", ".join(parts)
+BASES = {
+    "auto": Basis(of_means=True, from_classes=True),  # it may become blend
+    "blend": Basis(closed=True, of_means=True, from_classes=True),
+    "private-mean": Basis(closed=True, of_means=True, from_classes=True),
+    "wiener": Basis(closed=True, ranked=True),
+    "lda": Basis(from_classes=True),
+    "cav-class": Basis(probes=True),
+    "cav-kmeans": Basis(probes=True, ranked=True),
+    "contrastive": Basis(ranked=True),
+    "pca": Basis(ranked=True),
+    "deflated-pca": Basis(ranked=True),
+}
 
 
 def _word(default: str, *words: str, meaning: str) -> Any:
@@ -166,15 +158,28 @@ class Recipe:
                 object.__setattr__(self, entry.name, rule.number(value))
 
     def _check_solver(self) -> None:
-        if self.basis in ("blend", "wiener") and self.solver != "exact":
+        if self.traits.closed and self.solver != "exact":
             raise RecipeError(f"basis={self.basis!r} is a closed form of its own: use solver='exact'.")
 
     def _check_layers(self) -> None:
         names = [self.layers] if isinstance(self.layers, str) else self.layers
         if names is None or callable(names):
             return
-        if not isinstance(names, Iterable) or not all(isinstance(name, str) for name in names):
+        listed = list(names) if isinstance(names, Iterable) else [None]
+        if not all(isinstance(name, str) for name in listed):
             raise RecipeError(f"layers={self.layers!r} is not a name, a list of names, a pattern or a function.")
+        if isinstance(names, Iterator):  # which can be read once
+            object.__setattr__(self, "layers", listed)
+
+    @property
+    def traits(self) -> Basis:
+        """What there is to know of its basis."""
+        return BASES[self.basis]
+
+    @property
+    def limits_rows(self) -> bool:
+        """Whether probes see the first rows of each layer alone."""
+        return self.traits.probes and self.max_points is not None
 
     @staticmethod
     def paper(variant: str, init: str = "zero") -> Recipe:
@@ -197,7 +202,7 @@ class Recipe:
             gamma=0.5,
             solver="budgeted",
             centering="separate",
-            max_points=None if variant == "pca" else 8192,
+            max_points=None if variant == "pca" else PROBE_ROWS,
             mean="free",
             bias="shrink",
             head="edit",
@@ -220,3 +225,10 @@ class Recipe:
     def but(self, **changes: Any) -> Recipe:
         """The same recipe with some fields changed."""
         return replace(self, **changes)
+
+
+def given_or_default(recipe: Recipe | None) -> Recipe:
+    """The recipe that a caller passed, or the default where it passed none."""
+    if recipe is not None and not isinstance(recipe, Recipe):
+        raise DataError(f"recipe is a {type(recipe).__name__}; expected a Recipe, for example Recipe(basis='lda').")
+    return recipe or Recipe()

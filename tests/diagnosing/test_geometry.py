@@ -232,13 +232,3 @@ def test_an_empty_basis_overlaps_with_nothing_and_holds_nothing() -> None:
     assert geometry.captured_share(torch.eye(5), nothing) == 0
     moment, matrix = 3 * torch.eye(5, dtype=torch.float64), normal(1, 2, 5)
     torch.testing.assert_close(geometry.response_bound(matrix, moment, nothing), 6 * matrix.square().sum())
-
-
-@settings(max_examples=30, deadline=None)
-@given(seed=st.integers(0, 1000), scale=st.floats(0.1, 10))
-def test_the_cosine_of_two_weights(seed: int, scale: float) -> None:
-    first, second = normal(seed, 3, 4), normal(seed + 1, 3, 4)
-    expected = torch.nn.functional.cosine_similarity(first.flatten(), second.flatten(), dim=0)
-    torch.testing.assert_close(geometry.cosine(first, scale * second), expected, **TIGHT)
-    torch.testing.assert_close(geometry.cosine(first, -scale * first).item(), -1.0, **TIGHT)
-    assert geometry.cosine(first, torch.zeros_like(first)) == 0

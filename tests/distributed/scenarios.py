@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.data import (
     DataLoader,
@@ -75,6 +76,13 @@ class ByRank(Sampler[int]):
 class Endless(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         return itertools.cycle(range(len(LABELS)))
+
+
+class Broken:
+    """Batches that end in an error, as often as they are read."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return _broken()
 
 
 def own_places() -> range:
@@ -241,6 +249,11 @@ def request(side: int = 6) -> tuple[list[Batch], list[Batch]]:
     return batched(images([1] * 7, side=side), 2), batched(images([0, 2, 3] * 8, seed=4, side=side), 5)
 
 
+def mlp_request() -> tuple[list[Batch], list[Batch]]:
+    lost, kept = (samples((6,), labels, seed=seed) for seed, labels in enumerate(([1] * 5, [0, 2, 3] * 4)))
+    return [batched((inputs.float(), labels), 3) for inputs, labels in (lost, kept)]
+
+
 def an_edit() -> dict[str, Tensor]:
     return tensors(fit(cnn(), *request(), init="zero", recipe=Recipe(skip_layers=0)))
 
@@ -400,6 +413,23 @@ def written() -> dict[str, Any]:
         return {"files": sorted(os.listdir(folder)) if distributed.is_first() else os.listdir(folder)}
 
 
+def exported() -> dict[str, Any]:
+    """An adapter, a checkpoint, a diagnosis and an evaluation: all have what they say, the first writes it."""
+    model, (forget, retain) = mlp(dtype=torch.float32), mlp_request()
+    edit = fit(model, forget, retain, init="zero", recipe=Recipe(skip_layers=0, head="edit"))
+    with tempfile.TemporaryDirectory() as name:
+        folder, base = Path(name), Path(name) / "base"
+        base.mkdir()
+        save_file(model.state_dict(), base / "model.safetensors")
+        survived = unmerge.edit_checkpoint(base, edit, 1.0, folder / "edited")
+        edit.to_peft(folder / "adapter", 1.0, base=model)
+        words = unmerge.diagnose(forget, retain, model).to_json(folder / "diagnosis.json")
+        judged = evaluate({"model": model}, None, {"forget": forget, "retain": retain}, ["accuracy"], draws=2)
+        judged.to_json(folder / "evaluation.json")
+        judged.to_csv(folder / "evaluation.csv")
+        return {"files": sorted(os.listdir(folder)), "survived": survived, "words": len(words) > 100}
+
+
 # A model whose weights are spread over the processes.
 
 
@@ -483,6 +513,18 @@ def one_failure_of_all() -> None:
     if distributed.rank() == 1:
         retain[1][0][0] = float("nan")
     fit(cnn(), forget, retain, init="zero")
+
+
+def one_failure_while_applying() -> None:
+    """In the data that BatchNorms are re-estimated on; who catches it must not leave the others waiting."""
+    model, (forget, retain) = cnn(), request()
+    edit = fit(model, forget, retain, init="zero", recipe=Recipe(skip_layers=0))
+    edit.apply(model, 1.0, recalibrate=OwnShare(Broken() if distributed.rank() == 1 else retain))
+
+
+def one_failure_while_diagnosing() -> None:
+    forget, retain = request()
+    unmerge.diagnose(forget, OwnShare(Broken() if distributed.rank() == 1 else retain), cnn())
 
 
 def one_that_cannot_travel() -> None:

@@ -59,6 +59,8 @@ WRONG = {
     "other_kinds": "data of different kinds",
     "one_failure": "the disk is gone",
     "one_failure_of_all": "NaN",
+    "one_failure_while_applying": "the disk is gone",
+    "one_failure_while_diagnosing": "the disk is gone",
     "one_that_cannot_travel": "pickle",
     "nothing_at_all": "gave no batch",
     "wrapped": "model.module",
@@ -77,7 +79,7 @@ WITHIN = {
     DEALT: 1e-5,  # batches of other samples
     **dict.fromkeys(["an_edit", "sharded_decoders"], 1e-9),  # edits in double precision
 }
-NAMES = [*DATA, *REQUESTS, *SINGLE, "sharded_decoders", *ALIKE, *WRONG, "written", "by_itself", "an_end"]
+NAMES = [*DATA, *REQUESTS, *SINGLE, "sharded_decoders", *ALIKE, *WRONG, "written", "exported", "by_itself", "an_end"]
 # Three processes do what differs from two: shares that no two processes cover, and uneven parts of a weight.
 NAMES_OF_THREE = [*(name for name in DATA if name != "accelerated"), *SINGLE, DEALT, "an_edit", "sharded"]
 NAMES_OF_THREE += ["one_failure", "dealt_with_repetition", "an_end"]
@@ -149,6 +151,15 @@ def test_a_failure_between_two_sums_ends_all_within_patience(tmp_path):
 def test_the_first_process_alone_writes(found, name):
     assert found[0]["files"] == ["edit.json", "edit.safetensors", "statistics.safetensors"]
     assert all(own["files"] == [] for own in found[1:])
+
+
+@of(["exported"])
+def test_exports_are_written_by_the_first_process_and_told_to_all(found, alone, name):
+    expected = alone(name)
+    assert expected["files"] == ["adapter", "base", "diagnosis.json", "edited", "evaluation.csv", "evaluation.json"]
+    check_close(found[0], expected, 1e-5)
+    for own in found[1:]:
+        check_close(own, {**found[0], "files": ["base"]}, 0.0)
 
 
 @of(["by_itself"])

@@ -220,6 +220,42 @@ def test_batches_that_leave_no_finite_statistics_are_refused_and_nothing_changes
     assert_close(bits(model), before, rtol=0, atol=0)
 
 
+class Flat(nn.Module):
+    """A BatchNorm of vectors behind a linear layer, called by keyword."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.norm, self.head = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 4)
+
+    def forward(self, inputs):
+        return self.head(torch.relu(self.norm(input=self.body(inputs))))
+
+
+def test_a_last_batch_of_one_sample_does_not_count_where_there_are_larger_ones():
+    forget, retain = request((6,), each=5)
+    edit = fit(ready(Flat()), [forget], [retain], init="zero", recipe=Recipe(layers=["body"]))
+    found = []
+    for batches in (batched(retain, 7)[:2], [*batched(retain, 7)[:2], (retain[0][:1], retain[1][:1])]):
+        model = edit.apply(ready(Flat()), 1.0, recalibrate=batches)
+        found.append(model.norm.running_var.clone())
+        assert model.norm.num_batches_tracked == 2
+    assert_close(found[0], found[1], rtol=0, atol=0)
+
+
+def test_batches_of_one_sample_alone_are_counted_or_refused_in_plain_words():
+    forget, retain = request((6,), each=5)
+    model = ready(Flat())
+    edit = fit(model, [forget], [retain], init="zero", recipe=Recipe(layers=["body"]))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(DataError, match="a batch of one sample, in which a BatchNorm behind the edit sees one value"):
+        edit.apply(model, 1.0, recalibrate=batched(retain, 1))
+    assert_close(dict(model.state_dict()), before, rtol=0, atol=0)
+    images = samples((3, 6, 6), [0, 1, 2, 3])
+    model = cnn()
+    assert recalibrate(model, ["bn1"], batched(images, 1), None) == 4
+    assert model.bn1.num_batches_tracked == 4
+
+
 def test_recalibration_takes_forward_and_mappings():
     one, other = cnn(), cnn()
     edit, batches = edit_of(["conv1", "conv2", "fc"], one), data()

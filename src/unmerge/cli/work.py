@@ -146,7 +146,7 @@ def heed(job: Job, found: Gathered, diagnosis: Diagnosis) -> None:
 
 def fitted(job: Job, found: Gathered, diagnosis: Diagnosis) -> Edit:
     """The edit; from the data once more where the recipe limits the rows that probes see."""
-    limited = job.recipe.max_points is not None and job.recipe.basis in ("cav-class", "cav-kmeans")
+    limited = job.recipe.limits_rows
     parts = (job.request.forget, job.request.retain) if limited else (found.forget, found.retain)
     with job.phase("edit", "computing the edit"):
         edit = fit(

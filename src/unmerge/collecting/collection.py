@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from unmerge.collecting.accumulation import Keep
-from unmerge.collecting.probe import Probe, probe
+from unmerge.collecting.probe import Probe, output_layer, probe
 from unmerge.collecting.recorder import Recorder
 from unmerge.collecting.statistics import Statistics, joined
 from unmerge.data.batches import (
@@ -77,7 +77,15 @@ def looked(model: nn.Module, view: View, batch: Any, forward: Forward | None, ma
     if view.probe is not None and (view.has_labels or not has_labels):
         return view
     few = on_device(model, first_samples(batch, PROBE_SAMPLES))
-    return replace(view, probe=probe(model, view.selection.names, few, forward, mask), has_labels=has_labels)
+    seen = probe(model, view.selection.names, few, forward, mask)
+    skipped = view.selection.skipped
+    if skipped is not None and seen.returns_rows and seen.head is None:
+        # Another layer stands last in the model and was taken for the classifier.
+        head = output_layer(model, few, forward)
+        if head is not None and head not in view.selection.left_out:
+            view = replace(view, selection=select(model, None, skipped, head))
+            seen = probe(model, view.selection.names, few, forward, mask)
+    return replace(view, probe=seen, has_labels=has_labels)
 
 
 @together
@@ -140,10 +148,10 @@ def _read(
         return Statistics({}, 0, view.weights)
     bounded = keep.max_points is not None  # the first rows are the same for all, and few
     reading = Reading(model, data, what, forward, whole=bounded)
-    seen = looked(model, view, reading.few, forward, mask).probe
-    assert seen is not None
+    view = looked(model, view, reading.few, forward, mask)
+    assert view.probe is not None
     labelled, dealt = labels_of(reading.few) is not None, isinstance(reading.few, Mapping) and DEALT in reading.few
-    recorder = Recorder(model, view.selection, seen, labelled, keep, view.sketches, dealt)
+    recorder = Recorder(model, view.selection, view.probe, labelled, keep, view.sketches, dealt)
     for piece in reading:
         recorder.read(piece.batch, mask, forward, piece.number)
         if recorder.is_full:

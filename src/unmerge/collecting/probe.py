@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from unmerge.collecting.unfolding import agrees, chunks, geometry
 from unmerge.data.batches import Forward, Mask, counted_by, feed, first_samples, first_tensor, logits_of, mask_of
 from unmerge.errors import DataError
 from unmerge.model.experts import Routed, Slice
-from unmerge.model.layers import layer_of, tensor_name, weight_matrix
+from unmerge.model.layers import candidates, layer_of, tensor_name, weight_matrix
 from unmerge.sums import shifts
 from unmerge.sums.pivots import pivot_of
 
@@ -33,6 +33,7 @@ class Probe:
     leader: dict[str, str] = field(default_factory=dict)  # an earlier layer with the same rows
     shift_to: dict[str, str | None] = field(default_factory=dict)  # the tensor that takes a constant, if any
     head: str | None = None  # the layer whose output is the model's
+    returns_rows: bool = False  # whether the model returns one row of logits a sample
     pivots: dict[str, Tensor] = field(default_factory=dict)  # near the mean of a layer's rows
 
 
@@ -82,11 +83,29 @@ def probe(model: nn.Module, names: Sequence[str], batch: Any, forward: Forward |
         else:
             found.shift_to[name] = None if norm is None else f"{norm}.running_mean"
     # Logits of every token are no classifier's: their columns are words.
-    if result is not None and result.dim() != 2:
-        result = None
+    found.returns_rows = result is not None and result.dim() == 2
+    found.head = _returned(outputs, result) if found.returns_rows else None
+    return found
+
+
+def output_layer(model: nn.Module, batch: Any, forward: Forward | None) -> str | None:
+    """The linear layer whose output the model returns, wherever it stands among the others; None if there is none."""
+    names = [name for name, module in candidates(model).items() if isinstance(module, nn.Linear)]
+    outputs: dict[str, Tensor] = {}
+
+    def keep(name: str, _: nn.Module, __: Tensor, output: Tensor, ___: Routed | None) -> None:
+        outputs[name] = output
+
+    with hooked(model, names, keep):
+        return _returned(outputs, logits_of(feed(model, batch, forward)))
+
+
+def _returned(outputs: Mapping[str, Tensor], result: Tensor | None) -> str | None:
+    """The last layer whose output is what the model returned."""
+    found = None
     for name, output in outputs.items():
         if result is not None and output.data_ptr() == result.data_ptr() and output.shape == result.shape:
-            found.head = name
+            found = name
     return found
 
 

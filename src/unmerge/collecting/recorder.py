@@ -133,7 +133,7 @@ class Recorder:
             weights=weights,
             classes=tuple(counted.labels),
             class_samples=tuple(counted.class_samples.values()),
-            head=self._probe.head if self._probe.head in names else None,
+            head=self._probe.head,
             shift_to={name: self._probe.shift_to[name] for name in names},
             left_out=left_out,
         )

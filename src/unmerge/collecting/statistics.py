@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -167,6 +167,13 @@ class Statistics:
                 tensors.update({f"{name}:{key}": value for key, value in tensors_of(layer).items()})
         write_tensors(Path(path), tensors, KIND, header)
 
+    @staticmethod
+    def merge(paths: Iterable[str | Path]) -> Statistics:
+        """The statistics of all the data, from the files of its shards (`unmerge collect --shard I/N`)."""
+        from unmerge.collecting.merging import merge
+
+        return merge(paths)[0]
+
     @classmethod
     def load(cls, path: str | Path, device: torch.device | str = "cpu") -> Statistics:
         """Read what `save` wrote; a damaged or changed file is an error."""
@@ -195,7 +202,7 @@ class Statistics:
         if mine != theirs:
             raise StatisticsError(
                 f"cannot {verb} statistics of different layers: {listing(sorted(mine ^ theirs))} stand on one side "
-                "only. Pass layers=statistics.layers to the second collect."
+                "only. Pass layers=statistics, the first ones, to the second collect."
             )
         changed = differences(other.weights, self.weights)
         if changed:

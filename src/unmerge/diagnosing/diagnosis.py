@@ -17,6 +17,7 @@ from unmerge.data.batches import Forward, Mask, check_rereadable
 from unmerge.diagnosing.layer_diagnosis import LayerDiagnosis, diagnose_layer
 from unmerge.diagnosing.separability import Control, check_control, control_separability, random_control
 from unmerge.diagnosing.verdict import Verdict, verdict_of
+from unmerge.distributed.processes import is_first, together
 from unmerge.errors import InitError, StatisticsError, listing, warn
 from unmerge.linalg.products import full_precision
 from unmerge.model.initial import Init, TaskVectors, lacking, task_vectors
@@ -24,7 +25,7 @@ from unmerge.model.layers import select
 from unmerge.model.ledger import as_collected
 from unmerge.model.origin import check_origin
 from unmerge.placement.state import state_of
-from unmerge.recipe import Recipe
+from unmerge.recipe import Recipe, given_or_default
 from unmerge.requests.gathering import needed_of, pair_of
 from unmerge.requests.parts import expected_layers
 from unmerge.solving.doses import Doses
@@ -54,8 +55,8 @@ class Diagnosis:
         return asdict(self)
 
     def to_json(self, path: str | Path | None = None) -> str:
-        """The same as JSON text, also written to a file where a path is given."""
-        if path is not None:
+        """The same as JSON text, also written to a file where a path is given, by the first of several processes."""
+        if path is not None and is_first():
             write_json(Path(path), self.to_dict())
         return json.dumps(self.to_dict(), indent=2)
 
@@ -80,6 +81,7 @@ class Diagnosis:
         ]
 
 
+@together
 def diagnose(
     forget: Iterable[Any] | Statistics,
     retain: Iterable[Any] | Statistics,
@@ -100,7 +102,7 @@ def diagnose(
     """
     given = next((part.weights for part in (retain, forget) if isinstance(part, Statistics)), None)
     with as_collected(model, given):
-        return _diagnose(forget, retain, model, init, recipe or Recipe(), control, alpha, mask, forward)
+        return _diagnose(forget, retain, model, init, given_or_default(recipe), control, alpha, mask, forward)
 
 
 def _diagnose(

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from unmerge.data.batches import Forward, check_rereadable
 from unmerge.data.reading import Reading
-from unmerge.distributed.processes import is_first
+from unmerge.distributed.processes import is_first, together
 from unmerge.editing.binding import check_model
 from unmerge.editing.edit_file import LAYER_FACTS, check_edit, check_whole
 from unmerge.editing.layer_edit import LayerEdit
@@ -49,6 +49,7 @@ class Edit:
     weights: dict[str, str] = field(default_factory=dict)  # checksums of the tensors it changes
     provenance: dict[str, Any] = field(default_factory=dict)
 
+    @together
     def apply(
         self,
         model: nn.Module,
@@ -168,6 +169,7 @@ class Edit:
     ) -> None:
         """Write the edit at one strength as a PEFT LoRA adapter; what no adapter can hold is refused.
 
+        Of several processes the first writes.
         base: the model that the edit was fitted on, or where it lies: its name on the Hub, or a path.
         """
         from unmerge.interop.adapters import write_adapter

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -21,9 +21,15 @@ RECALIBRATION_SAMPLES = 10_000
 def norm_inputs(model: nn.Module, batch: Any, forward: Forward | None) -> dict[str, Tensor]:
     """What each BatchNorm receives for a batch: the comparison before and after an edit shows which lie behind it."""
     seen: dict[str, Tensor] = {}
+
+    def look(name: str) -> Callable[..., None]:
+        def see(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            seen[name] = next(iter([*args, *kwargs.values()])).detach().clone()
+
+        return see
+
     hooks = [
-        module.register_forward_pre_hook(lambda _, args, name=name: seen.update({name: args[0].detach().clone()}))
-        for name, module in batch_norms(model).items()
+        module.register_forward_pre_hook(look(name), with_kwargs=True) for name, module in batch_norms(model).items()
     ]
     try:
         with evaluating(model):
@@ -43,7 +49,7 @@ def recalibrate(model: nn.Module, norms: Sequence[str], data: Iterable[Any], for
     """Re-estimate the running statistics of some BatchNorms by a cumulative average; returns the samples read."""
     chosen = [batch_norms(model)[name] for name in norms]
     momenta = [norm.momentum for norm in chosen]
-    samples = 0
+    samples = largest = 0
 
     def uncounted(model: nn.Module, batch: Any) -> None:
         """What a process with no batch left feeds a model in parts, so that the others can go on."""
@@ -61,8 +67,11 @@ def recalibrate(model: nn.Module, norms: Sequence[str], data: Iterable[Any], for
                 norm.momentum = None
                 norm.train()
             for piece in reading:
-                feed(model, on_device(model, piece.batch), forward)
-                samples += len(first_tensor(piece.batch))
+                count = len(first_tensor(piece.batch))
+                if count == 1 and largest > 1:
+                    continue  # what was left over of the data would weigh as much as a batch, and may have no variance
+                _feed(model, piece.batch, forward, count)
+                samples, largest = samples + count, max(largest, count)
             _average(chosen)
         finally:
             for norm, momentum in zip(chosen, momenta, strict=True):
@@ -71,6 +80,18 @@ def recalibrate(model: nn.Module, norms: Sequence[str], data: Iterable[Any], for
         if not model.get_buffer(f"{name}.running_var").isfinite().all():
             raise DataError(f"recalibration left {name!r} without finite statistics; look at the batches.")
     return summed(samples)[0]
+
+
+def _feed(model: nn.Module, batch: Any, forward: Forward | None, count: int) -> None:
+    try:
+        feed(model, on_device(model, batch), forward)
+    except DataError as error:
+        if count > 1 or "more than 1 value per channel" not in str(error):
+            raise
+        raise DataError(
+            "recalibrate= gave a batch of one sample, in which a BatchNorm behind the edit sees one value a channel, "
+            "and no variance. Pass larger batches."
+        ) from error
 
 
 def _average(norms: Sequence[_BatchNorm]) -> None:

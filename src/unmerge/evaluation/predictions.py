@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from unmerge.distributed.processes import is_first
 from unmerge.errors import DataError, FileError, listing, suggest, warn
 from unmerge.evaluation.samples import alignment
 from unmerge.storage.files import read_tensors, write_tensors
@@ -60,7 +61,9 @@ class Outputs:
         return next(iter(self.splits.values())).classes
 
     def save(self, path: str | Path, half: bool = False) -> None:
-        """Write one safetensors file; `half` stores logits and features as float16."""
+        """Write one safetensors file, of several processes the first; `half` stores logits and features as float16."""
+        if not is_first():
+            return
         tensors: dict[str, Tensor] = {}
         for name, split in self.splits.items():
             for part, value in _parts(split).items():

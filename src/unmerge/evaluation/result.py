@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from unmerge.distributed.processes import is_first
 from unmerge.errors import DataError, suggest
 from unmerge.evaluation import tables as rendering
 from unmerge.storage.files import replacing, write_json
@@ -138,8 +139,8 @@ class Evaluation:
         return cls(tables, dict(value["missing"]), dict(value["settings"]))
 
     def to_json(self, path: str | Path | None = None) -> str:
-        """The evaluation as JSON, written to `path` where one is given."""
-        if path is not None:
+        """The evaluation as JSON, written to `path` where one is given; of several processes by the first."""
+        if path is not None and is_first():
             write_json(Path(path), self.to_dict())
         return json.dumps(self.to_dict(), indent=2, allow_nan=False)
 
@@ -164,7 +165,7 @@ def _plain(figure: Figure) -> dict[str, float | None]:
 
 
 def _written(content: str, path: str | Path | None) -> str:
-    if path is not None:
+    if path is not None and is_first():
         with replacing(Path(path)) as part:
             part.write_text(content)
     return content

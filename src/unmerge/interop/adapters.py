@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from unmerge.distributed.processes import is_first
 from unmerge.editing.binding import check_model
 from unmerge.editing.edit import Edit
 from unmerge.editing.layer_edit import LayerEdit
@@ -38,6 +39,8 @@ def write_adapter(edit: Edit, directory: Path, alpha: float, base: nn.Module | s
     for name, layer in edit.layers.items():
         parts = _lora_parts(layer, _weight_shape(edit, name, model), alpha, has_bias)
         tensors |= {f"{PREFIX}{name}.{part}": value for part, value in parts.items()}
+    if not is_first():
+        return
     # Never the tensors of one adapter under the configuration of another.
     (directory / CONFIG).unlink(missing_ok=True)
     write_tensors(directory / TENSORS, tensors, KIND, {**edit.to_dict(), "exported_alpha": alpha})

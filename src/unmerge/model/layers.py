@@ -25,6 +25,7 @@ class Selection:
 
     names: list[str]
     named: bool = False  # the user listed them one by one, so each must work
+    skipped: int | str | None = None  # `skip_layers`, where it decided
     left_out: dict[str, str] = field(default_factory=dict)
 
 
@@ -92,21 +93,23 @@ def head_of(model: nn.Module) -> str:
     return _head_among(candidates(model), model)
 
 
-def last_quarter(model: nn.Module) -> list[str]:
-    """What `skip_layers="auto"` takes, whether it can be edited or not."""
+def last_quarter(model: nn.Module, head: str | None = None) -> list[str]:
+    """What `skip_layers="auto"` takes, whether it can be edited or not; head: the classifier, where it is known."""
     modules = candidates(model)
-    return _from_depth(modules, _head_among(modules, model), "auto")
+    return _from_depth(modules, head or _head_among(modules, model), "auto")
 
 
-def select(model: nn.Module, layers: LayerChoice = None, skip_layers: int | str = 0) -> Selection:
-    """The layers that `layers` names, or all from `skip_layers` on and the classifier."""
+def select(
+    model: nn.Module, layers: LayerChoice = None, skip_layers: int | str = 0, head: str | None = None
+) -> Selection:
+    """The layers that `layers` names, or all from `skip_layers` on and the classifier: `head`, or the last linear."""
     if carries_adapters(model):
         raise LayerError(
             "the model carries PEFT adapters, so its weights are in two places. Type: "
-            "model, init = unmerge.interop.peft.merged(model)"
+            "from unmerge.interop.peft import merged; model, init = merged(model)"
         )
     modules = candidates(model)
-    head = _head_among(modules, model)
+    head = head or _head_among(modules, model)
     named = False
     if layers is None:
         if skip_layers != "auto" and (not isinstance(skip_layers, int) or skip_layers < 0):
@@ -137,7 +140,7 @@ def select(model: nn.Module, layers: LayerChoice = None, skip_layers: int | str 
     if not names:
         reasons = "; ".join(f"{name!r} {reason}" for name, reason in refused.items())
         raise LayerError(f"none of the selected layers can be edited: {reasons}.")
-    return Selection(names, named, refused)
+    return Selection(names, named, skip_layers if layers is None else None, refused)
 
 
 def _refusal(name: str, module: nn.Module, owners: Mapping[int, list[str]]) -> str | None:

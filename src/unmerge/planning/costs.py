@@ -9,7 +9,7 @@ from torch import nn
 
 from unmerge.linalg.eigen import EXACT_UP_TO, may_be_dense
 from unmerge.model.layers import device_of_layer, layer_of, weight_matrix
-from unmerge.recipe import Recipe
+from unmerge.recipe import PROBE_ROWS, Recipe
 
 # Bytes a square of the input's width that the linear algebra of a layer holds beside its statistics, measured.
 _WORKING = {"deflated-pca": 56, "contrastive": 28, "wiener": 28}
@@ -17,7 +17,6 @@ _WORKING_OTHERS = 40
 _WORKING_DENSE = 56  # of inputs so narrow, or directions so many, that all eigenvectors are found
 _DIRECTION = 32  # bytes a feature and direction
 _MEAN = 184  # bytes a feature and class, where the bases are made of class means
-_OF_MEANS = ("auto", "blend", "private-mean")
 _VERDICT = 4  # of a Gram whose halves are mirrored, and later of all inputs but the control's
 _VERDICT_NARROW = 36  # of inputs so narrow, or coordinates of a sketch, that all eigenvectors are found
 _CLUSTER = {"cav-class": 4, "cav-kmeans": 16}  # and this many more for each class or cluster
@@ -70,10 +69,9 @@ def grams_of(recipe: Recipe, classes: int, retained: int, with_verdict: bool) ->
     classes, retained: how many labels forget and retain have; each pool has the sums of its own.
     """
     forget = classes + 1 if recipe.basis == "cav-class" else 1
-    limited = recipe.max_points is not None and recipe.basis in _CLUSTER
-    solving = (forget + 1) * (2 if limited else 1)
-    rows = (recipe.max_points or 8192) if recipe.basis == "cav-kmeans" else 0
-    sums = classes + retained + (classes if limited and recipe.basis == "cav-class" else 0)
+    solving = (forget + 1) * (2 if recipe.limits_rows else 1)
+    rows = (recipe.max_points or PROBE_ROWS) if recipe.basis == "cav-kmeans" else 0
+    sums = classes + retained + (classes if recipe.limits_rows and recipe.basis == "cav-class" else 0)
     judged = max(retained, CONTROL_GROUPS) if with_verdict else 0
     return Grams(solving + with_verdict, solving, forget, rows, sums + judged, sums)
 
@@ -167,7 +165,7 @@ class _Layers:
             factor = max(factor, _WORKING_DENSE)
         judging = square * (_VERDICT_NARROW if is_narrow else _VERDICT) + _KRYLOV * width
         working = square * factor + (_KRYLOV + _DIRECTION * rank) * width
-        if basis in _OF_MEANS:
+        if self._recipe.traits.of_means:
             working = max(working, _MEAN * width * min(width, grams.sums_solving))
         if sketch is not None:
             judging += 2 * span + 3 * gram + 4 * square * grams.reading

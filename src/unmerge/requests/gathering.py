@@ -15,14 +15,13 @@ from unmerge.data.batches import Forward, Mask, check_rereadable
 from unmerge.errors import DataError, StatisticsError, listing, warn
 from unmerge.model.experts import expert_modules, is_routed
 from unmerge.placement.state import state_of
-from unmerge.recipe import Recipe
+from unmerge.recipe import PROBE_ROWS, Recipe
 from unmerge.requests.request import Request
 from unmerge.storage.fingerprint import fingerprint
 
 Source = Iterable[Any] | Statistics
 
 TOKENS_A_DIRECTION = 4  # that an expert must have seen for each direction of the recipe
-KMEANS_ROWS = 8192  # that clustering sees of a layer when the recipe sets no max_points
 
 
 def request_of(
@@ -49,7 +48,7 @@ def request_of(
         raise DataError("fit needs forget and retain, or classes= and statistics=.")
 
     options: dict[str, Any] = {"mask": mask, "forward": forward, "seed": recipe.seed}
-    limited = recipe.max_points is not None and recipe.basis in ("cav-class", "cav-kmeans")
+    limited = recipe.limits_rows
     if limited and not isinstance(retain, Statistics):
         check_rereadable(retain, "retain", "max_points")
     if limited and not isinstance(forget, Statistics):
@@ -131,19 +130,21 @@ def pair_of(forget: Statistics, retain: Statistics, recipe: Recipe) -> Request:
 
 
 def _of_classes(whole: Statistics, classes: Sequence[int], recipe: Recipe) -> Request:
-    if recipe.basis not in ("auto", "blend", "lda", "private-mean"):
+    if not recipe.traits.from_classes:
         raise DataError(
             f"classes= knows only the means of what is forgotten, and basis={recipe.basis!r} needs more. "
             "Pass the forget data, or use basis='lda' or 'private-mean'."
         )
     if not whole.classes:
         raise StatisticsError("these statistics were collected without labels, so they have no classes to forget.")
-    if isinstance(classes, (str, int)) or not all(isinstance(label, Integral) for label in classes):
+    is_list = isinstance(classes, Iterable) and not isinstance(classes, str)
+    labels = list(classes) if is_list else []
+    if not is_list or not all(isinstance(label, Integral) for label in labels):
         raise DataError(f"classes={classes!r} is not a list of labels, for example classes=[3, 5].")
-    wanted = tuple(sorted({int(label) for label in classes}))
+    wanted = tuple(sorted({int(label) for label in labels}))
     unknown = [label for label in wanted if label not in whole.classes]
     if unknown or not wanted:
-        raise StatisticsError(f"classes={list(classes)}: expected some of the labels {list(whole.classes)}.")
+        raise StatisticsError(f"classes={labels}: expected some of the labels {list(whole.classes)}.")
     if len(wanted) == len(whole.classes):
         raise StatisticsError("classes= names every class, so nothing is left to retain.")
     return Request(None, None, whole, wanted)
@@ -160,5 +161,5 @@ def needed_of(recipe: Recipe) -> dict[str, Any]:
     if recipe.basis == "cav-class":
         return {"per_class": "full"}
     if recipe.basis == "cav-kmeans":
-        return {"sample": recipe.max_points or KMEANS_ROWS}
+        return {"sample": recipe.max_points or PROBE_ROWS}
     return {}

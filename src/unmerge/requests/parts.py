@@ -13,10 +13,10 @@ from unmerge.collecting.statistics import Statistics, joined
 from unmerge.data.batches import Forward, Mask, check_rereadable
 from unmerge.data.reading import Reading
 from unmerge.model.evaluating import evaluating
-from unmerge.model.layers import candidates, device_of_layer, head_of, select
+from unmerge.model.layers import Selection, candidates, device_of_layer, head_of, select
 from unmerge.planning.costs import costs_of, grams_of
 from unmerge.planning.plans import Plan, bytes_of, plan_within
-from unmerge.recipe import Recipe
+from unmerge.recipe import Recipe, given_or_default
 from unmerge.requests.gathering import Source, request_of
 from unmerge.requests.request import Request
 
@@ -73,13 +73,16 @@ def plan(
     them each layer is counted for itself, and the model may be on the meta device, which stands for a GPU.
     retain: where its samples have labels, of which each has a sum in every layer, the retain batches or statistics.
     """
-    recipe = recipe or Recipe()
+    recipe = given_or_default(recipe)
     view = View({}, select(model, recipe.layers, recipe.skip_layers))
-    if data is not None:
-        with evaluating(model):
+    for source, what in ((data, "data"), (retain, "retain")):
+        if source is not None and not isinstance(source, Statistics):
+            check_rereadable(source, what, "a plan, and the request after it,")
+    with evaluating(model):
+        if data is not None:
             view = looked(model, view, Reading(model, data, "plan", forward).few, forward)
-    classes = (_classes(data), _classes(retain))
-    names = _edited(model, recipe, view.selection.names, None)
+        classes = (_classes(data), _classes(retain))
+    names = _edited(model, recipe, view, None)
     return _plan(model, recipe, view, names, memory, classes, with_verdict=True)
 
 
@@ -95,13 +98,13 @@ def parts_of(
         if source is not None and not isinstance(source, Statistics):
             check_rereadable(source, what, "memory=")
     view = view_of(model, recipe.layers if given is None else given, recipe.skip_layers)
-    if forget is not None:
-        with evaluating(model):
+    kept = sources.retain if sources.statistics is None else sources.statistics
+    with evaluating(model):
+        if forget is not None:
             few = Reading(model, forget, "forget", sources.forward).few
             view = looked(model, view, few, sources.forward, sources.mask)
-    names = _edited(model, recipe, view.selection.names, given)
-    kept = sources.retain if sources.statistics is None else sources.statistics
-    classes = (_classes(sources.forget), _classes(kept))
+        classes = (_classes(sources.forget), _classes(kept))
+    names = _edited(model, recipe, view, given)
     found = _plan(model, recipe, view, names, memory, classes, with_verdict)
     view = replace(view, sketches=found.sketches)
     parts = [
@@ -113,9 +116,9 @@ def parts_of(
 
 def expected_layers(model: nn.Module, recipe: Recipe, given: Statistics | None = None) -> list[str]:
     """The layers to edit, as far as they are known before data are read: those with no inputs are not told apart."""
-    selected = select(model, recipe.layers, recipe.skip_layers).names if given is None else []
+    selected = select(model, recipe.layers, recipe.skip_layers) if given is None else Selection([])
     own = candidates(model)  # statistics of another model are told of where they meet this one
-    return [name for name in _edited(model, recipe, selected, given) if name in own]
+    return [name for name in _edited(model, recipe, View({}, selected), given) if name in own]
 
 
 def without_moments(request: Request) -> Request:
@@ -159,11 +162,12 @@ def _classes(source: Source | None) -> int:
     return 0 if source is None else len(distinct_labels(source))
 
 
-def _edited(model: nn.Module, recipe: Recipe, selected: Sequence[str], given: Statistics | None) -> list[str]:
+def _edited(model: nn.Module, recipe: Recipe, view: View, given: Statistics | None) -> list[str]:
     if given is not None:
         return Request(None, None, given).layers(model, recipe)
-    kept = head_of(model) if recipe.head == "keep" else None
-    return [name for name in selected if name != kept]
+    seen = None if view.probe is None else view.probe.head
+    kept = (seen or head_of(model)) if recipe.head == "keep" else None
+    return [name for name in view.selection.names if name != kept]
 
 
 def _part(source: Any, view: View | None, model: nn.Module) -> Any:

@@ -57,7 +57,7 @@ class Request:
         if recipe.layers is None and recipe.skip_layers == "auto" and chosen:
             names = list(collected)  # a choice was made when collecting
         else:
-            names = select(model, recipe.layers, recipe.skip_layers).names
+            names = select(model, recipe.layers, recipe.skip_layers, self.statistics.head).names
             missing = [name for name in names if name not in collected and name not in left_out]
             if missing:
                 raise StatisticsError(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from unmerge.linalg.orthonormal import NEGLIGIBLE, thin_qr
-from unmerge.recipe import CLOSED_FORMS, Recipe
+from unmerge.recipe import Recipe
 from unmerge.solving import bases, solvers
 from unmerge.solving.pools import Pools
 
@@ -98,7 +98,7 @@ def _group_directions(pools: Pools, recipe: Recipe) -> Directions:
 def _own_directions(pools: Pools, recipe: Recipe) -> Directions:
     if pools.is_constant:
         nothing = pools.retain_mean.new_zeros(len(pools.retain_mean), 0)
-        return Directions(nothing, nothing, nothing if recipe.basis in CLOSED_FORMS else None)
+        return Directions(nothing, nothing, nothing if recipe.traits.closed else None)
     if recipe.basis in ("private-mean", "blend"):
         return _of_means(pools, recipe)
     if recipe.basis == "wiener":

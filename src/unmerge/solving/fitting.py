@@ -155,7 +155,7 @@ def _check_empty(name: str, recipe: Recipe) -> None:
     """An empty basis is an error, but for private-mean, which leaves such a layer alone."""
     if recipe.basis == "private-mean":
         return
-    if recipe.basis.startswith("cav") and recipe.centering == "separate":
+    if recipe.traits.probes and recipe.centering == "separate":
         why = (
             "with centering='separate' each class or cluster is compared with the mean of the forget set, and a single "
             "one is that mean. Use centering='retain', or basis='lda'."

@@ -6,6 +6,7 @@ from collections.abc import Container
 
 from torch import nn
 
+from unmerge.errors import EditError
 from unmerge.model.layers import layer_of, weight_matrix
 from unmerge.recipe import Recipe
 from unmerge.requests.request import Request
@@ -36,6 +37,12 @@ def head_alone(model: nn.Module, request: Request, edited: Container[str], recip
     """The classifier where its rows stay: it has `head_directions`, and the outputs of forgotten classes `fall`."""
     wanted = recipe.basis == "blend" and recipe.head == "edit" and recipe.mean in ("auto", "preserve")
     return request.head(model) if wanted and not obstacle(model, request, edited) else None
+
+
+def check_removal(model: nn.Module, request: Request, edited: Container[str], recipe: Recipe) -> None:
+    """Refuse head="remove" where no row can go."""
+    if recipe.head == "remove" and (reason := obstacle(model, request, edited, asked=True)):
+        raise EditError(f"head='remove' cannot be done: {reason}. Use head='edit'.")
 
 
 def removal(model: nn.Module, request: Request, edited: Container[str], recipe: Recipe) -> tuple[tuple[int, ...], str]:
