@@ -23,7 +23,7 @@ from unmerge.model.origin import check_origin
 from unmerge.provenance import finished_edit
 from unmerge.recipe import Recipe, given_or_default
 from unmerge.requests.gathering import Source
-from unmerge.requests.parts import Sources, described_together, expected_layers, parts_of, without_moments
+from unmerge.requests.parts import Sources, described_together, expected_layers, views_of, without_moments
 from unmerge.requests.request import Request
 from unmerge.solving.doses import Doses
 from unmerge.solving.fitting import Clock, Fitted, fit_layers
@@ -62,10 +62,9 @@ def fit(
     if on_verdict not in ("warn", "raise", "ignore"):
         raise RecipeError(f"on_verdict={on_verdict!r} is not 'warn', 'raise' or 'ignore'.")
     sources = Sources(forget, retain, classes, statistics, mask, forward)
-    fitted = Fitted()
+    asked, fitted, read = recipe, Fitted(), list[Request]()
     task_vectors: TaskVectors | None = None
-    asked, names, unchanged = recipe, list[str](), list[str]()
-    evidence, verdict, read = Evidence(), None, []
+    evidence, verdict = Evidence(), None
     with as_collected(model, None if sources.given is None else sources.given.weights) as edits_set_aside:
         clock = Clock(device_of(model))
         start: TaskVectors | None = None
@@ -74,33 +73,35 @@ def fit(
         if init != "zero" and classes is None and recipe.head != "keep":
             expected = expected_layers(model, recipe, sources.given)
             start = _start(model, init, expected, recipe, check_init)
-        parts, plan = parts_of(model, sources, recipe, memory, with_verdict=on_verdict != "ignore")
-        for part in parts:
+        views, planned, plan = views_of(model, sources, recipe, memory, with_verdict=on_verdict != "ignore")
+        for view in views:
             with clock("statistics"):
-                request = part.read(model, recipe)
+                request = sources.request(model, recipe, view)
             if task_vectors is None and request.statistics.layers:
                 recipe = request.settled(recipe)
-                names = list(part.names) or request.layers(model, recipe)
+                names = planned or request.layers(model, recipe)
                 if start is None or names != expected:
                     start = _start(model, init, names, recipe, check_init)
                 task_vectors = start
-                unchanged = [] if init == "zero" else _unchanged(model, names, task_vectors, request, recipe)
-                names = [name for name in names if name not in unchanged]
-                check_removal(model, request, names, recipe)
-            here = [name for name in names if name in request.statistics.layers]
+                if init != "zero":
+                    fitted.unchanged = _unchanged(model, names, task_vectors, request, recipe)
+                fitted.names = [name for name in names if name not in fitted.unchanged]
+                check_removal(model, request, fitted.names, recipe)
+            here = [name for name in fitted.names if name in request.statistics.layers]
             if here and on_verdict != "ignore" and not request.classes:
                 with clock("verdict"):
-                    evidence.add(model, request, here, retain, recipe.seed, mask, forward, part.view)
-            if part is parts[-1] and evidence.layers:
+                    evidence.add(model, request, here, retain, recipe.seed, mask, forward, view)
+            if view is views[-1] and evidence.layers:
                 verdict = evidence.verdict()
                 _heed(verdict, on_verdict)
             if plan is not None:
                 gc.collect()  # what the passes left in cycles would count beside the linear algebra
             if task_vectors is not None:
-                doses = Doses.of(model, names, request, recipe)
+                doses = Doses.of(model, fitted.names, request, recipe)
                 fit_layers(fitted, model, here, task_vectors, request, recipe, clock, doses)
             read.append(without_moments(request))
             del request  # before the next part is read
+        fitted.seconds = clock.seconds
     request = described_together(read)
     if task_vectors is None:
         raise LayerError(
@@ -109,10 +110,7 @@ def fit(
         )
     if not fitted.layers:
         raise LayerError("the retain class means span the whole input of every layer. Use basis='lda'.")
-    names = [name for name in names if name in request.statistics.shift_to]
-    edit = finished_edit(
-        model, fitted, names, unchanged, request, recipe, init, clock.seconds, verdict, edits_set_aside, asked
-    )
+    edit = finished_edit(model, fitted, request, recipe, asked, init, verdict, edits_set_aside)
     if plan is not None:
         edit = replace(edit, provenance={**edit.provenance, "plan": plan.to_dict()})
     return edit if size() == 1 else _of_first_process(edit)

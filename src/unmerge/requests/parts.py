@@ -39,23 +39,11 @@ class Sources:
         return next((source for source in sources if isinstance(source, Statistics)), None)
 
     def request(self, model: nn.Module, recipe: Recipe, view: View | None = None) -> Request:
+        """The request, its data read where they are data; of a view its layers alone."""
         forget, retain, statistics = (
             _part(source, view, model) for source in (self.forget, self.retain, self.statistics)
         )
         return request_of(model, forget, retain, recipe, self.classes, statistics, self.mask, self.forward, view)
-
-
-@dataclass(frozen=True)
-class Part:
-    """Some layers of a request, or all of them when there is no view."""
-
-    sources: Sources
-    view: View | None = None
-    names: tuple[str, ...] = ()  # the layers of all parts
-
-    def read(self, model: nn.Module, recipe: Recipe) -> Request:
-        """The request of these layers alone, its data read where they are data."""
-        return self.sources.request(model, recipe, self.view)
 
 
 def plan(
@@ -86,12 +74,15 @@ def plan(
     return _plan(model, recipe, view, names, memory, classes, with_verdict=True)
 
 
-def parts_of(
+def views_of(
     model: nn.Module, sources: Sources, recipe: Recipe, memory: int | str | None, with_verdict: bool
-) -> tuple[list[Part], Plan | None]:
-    """The parts that a request is read in: one without a bound, else as many as the memory asks for."""
+) -> tuple[list[View | None], list[str], Plan | None]:
+    """The parts that a request is read in, the layers of all of them, and the plan that they follow.
+
+    Without a bound there is one part, which is read without a plan and shows itself which layers there are.
+    """
     if memory is None:
-        return [Part(sources)], None
+        return [None], [], None
     given = sources.given
     forget = sources.forget if not isinstance(sources.forget, Statistics) else None
     for source, what in ((sources.forget, "forget"), (sources.retain, "retain")):
@@ -107,11 +98,8 @@ def parts_of(
     names = _edited(model, recipe, view, given)
     found = _plan(model, recipe, view, names, memory, classes, with_verdict)
     view = replace(view, sketches=found.sketches)
-    parts = [
-        Part(sources, view.only(group.layers, with_left_out=place == 0), tuple(names))
-        for place, group in enumerate(found.groups)
-    ]
-    return parts, found
+    views = [view.only(group.layers, with_left_out=place == 0) for place, group in enumerate(found.groups)]
+    return [*views], names, found
 
 
 def expected_layers(model: nn.Module, recipe: Recipe, given: Statistics | None = None) -> list[str]:

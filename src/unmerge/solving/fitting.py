@@ -31,6 +31,9 @@ class Fitted:
     layers: dict[str, LayerEdit] = field(default_factory=dict)
     sketches: dict[str, Mapping[str, float]] = field(default_factory=dict)  # `Directions.sketch` of each such layer
     head_alone: bool = False  # whether the classifier has `head_directions`: no row need go
+    names: list[str] = field(default_factory=list)  # the layers that are to be edited
+    unchanged: list[str] = field(default_factory=list)  # those in which fine-tuning left nothing to take back
+    seconds: Mapping[str, float] = field(default_factory=dict)  # a phase
 
 
 class Clock:
