@@ -1009,3 +1009,11 @@ def test_layers_that_share_their_input_have_one_basis() -> None:
     query, key = (edit.layers[f"vit.layers.0.attention.{part}_proj"] for part in "qk")
     assert torch.equal(query.Q, key.Q)
     assert not torch.equal(query.B, key.B)
+
+
+@pytest.mark.parametrize(("network", "shape"), [(networks.mlp, (6,)), (networks.cnn, (3, 6, 6))])
+def test_what_is_said_of_blend_names_convolutions_where_there_are_some(network, shape):
+    forget, retain = request(shape, each=6)
+    edit = unmerge.fit(network(), [forget], [retain], init="zero", recipe=Recipe(skip_layers=0))
+    assert edit.recipe.basis == "blend"
+    assert ("convolutions" in edit.provenance["choices"]["basis"]) is (network is networks.cnn)

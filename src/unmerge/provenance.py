@@ -17,7 +17,7 @@ from unmerge.editing.edit import Edit
 from unmerge.editing.layer_edit import LayerEdit
 from unmerge.errors import listing, warn
 from unmerge.model.initial import Init
-from unmerge.model.layers import last_quarter
+from unmerge.model.layers import last_quarter, layer_of
 from unmerge.recipe import Recipe
 from unmerge.requests.request import Request
 from unmerge.solving.fitting import Fitted
@@ -87,7 +87,15 @@ def finished_edit(
             "seconds": {phase: round(value, 4) for phase, value in fitted.seconds.items()},
             "verdict": None if verdict is None else asdict(verdict),
             "choices": _choices(
-                request, layers, names, asked, removed, why_not_removed, fitted.head_alone, by_depth=set(names) <= deep
+                request,
+                layers,
+                names,
+                asked,
+                removed,
+                why_not_removed,
+                fitted.head_alone,
+                by_depth=set(names) <= deep,
+                grows=any(isinstance(layer_of(model, name), nn.Conv2d) for name in names),
             ),
             "notes": notes,
         },
@@ -120,6 +128,7 @@ def _choices(
     why_not_removed: str,
     head_alone: bool,
     by_depth: bool,
+    grows: bool,
 ) -> dict[str, str]:
     """What the recipe left open, what was chosen, and why."""
     chosen = {}
@@ -127,8 +136,8 @@ def _choices(
         settled = request.settled(recipe)
         several = "without labels the forget set may be several concepts, and one mean is one direction"
         reasons = {
-            "blend": "blend: 1.15 times the mean of lda and private-mean, whose features are nearest to retraining, "
-            "in convolutions growing with depth to all of that in the last",
+            "blend": "blend: 1.15 times the mean of lda and private-mean, whose features are nearest to retraining"
+            + (", in convolutions growing with depth to all of that in the last" if grows else ""),
             "lda": "lda: one direction for each label of the forget set",
             "wiener": f"wiener: {several}",
             "contrastive": f"contrastive: {several}",
