@@ -55,6 +55,7 @@ def test_a_task_is_run_written_and_not_trained_twice(
     first = run(monkeypatch, folder, tmp_path, "--task", "trees", "--floor", "--only", *rows)
     assert list(first["tables"]["summary"]["rows"]) == ["retrained", "retrained again", *rows]
     assert first["settings"]["schedule"]["epochs"] == 2
+    assert "paper" not in first["tables"], "none of these rows is in the paper"
     assert (tmp_path / "trees-zero-0.md").read_text().startswith("**summary**")
 
     def refused(*_: Any, **__: Any) -> None:

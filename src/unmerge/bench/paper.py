@@ -44,7 +44,7 @@ PUBLISHED: dict[tuple[str, str], list[tuple[float, float, float, float]]] = {
 
 
 def beside(task: str, init: str, accuracy: Table) -> Table | None:
-    """Our accuracies and the paper's for each method that both have; None for a task that the paper has not."""
+    """Our accuracies and the paper's for each method that both have; None where there is none."""
     rows = PUBLISHED.get((task, init))
     if rows is None:
         return None
@@ -63,4 +63,4 @@ def beside(task: str, init: str, accuracy: Table) -> Table | None:
         for label, value in zip(COLUMNS, published, strict=True):
             cells[name][label] = accuracy.cells[name][label]
             cells[name][f"{label}, paper"] = Figure(value / 100 if ours[label].percent else value)
-    return Table("paper", columns, cells)
+    return Table("paper", columns, cells) if cells else None
