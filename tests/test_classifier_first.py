@@ -9,13 +9,15 @@ from torch import nn
 import unmerge
 from networks import ready, request
 from unmerge import Recipe, collect, fit
-from unmerge.errors import EditError
+from unmerge.errors import EditError, InitError, LayerError
 
 
 class HeadFirst(nn.Module):
-    def __init__(self, bias: bool = True) -> None:
+    def __init__(self, bias: bool = True, parametrized: bool = False) -> None:
         super().__init__()
         self.head = nn.Linear(16, 4, bias=bias)
+        if parametrized:
+            nn.utils.parametrizations.weight_norm(self.head)
         self.first, self.second, self.third = nn.Linear(6, 16), nn.Linear(16, 16), nn.Linear(16, 16)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -52,6 +54,107 @@ def test_it_can_be_kept_and_init_need_not_have_it(memory):
         edit = fit(model, FORGET, RETAIN, init=init, recipe=Recipe(head="keep", skip_layers=0), memory=memory)
         assert list(edit.layers) == ["first", "second", "third"]
         assert edit.head is None
+
+
+@pytest.mark.filterwarnings("ignore:left out. 'head' has a parametrized weight")
+@pytest.mark.parametrize("memory", [None, "1GB"])
+def test_one_that_cannot_be_edited_is_left_out_and_named(memory, tmp_path):
+    model = ready(HeadFirst(parametrized=True))
+    edit = fit(model, FORGET, RETAIN, init="zero", memory=memory)
+    assert list(edit.layers) == ["third"]
+    assert edit.head is None
+    assert "the classifier 'head' is not among the edited layers" in edit.provenance["choices"]["head"]
+    for recipe in (Recipe(skip_layers=1), Recipe(skip_layers=1, head="keep")):
+        edit = fit(model, FORGET, RETAIN, init="zero", recipe=recipe, memory=memory)
+        assert list(edit.layers) == ["second", "third"]
+    whole = collect(model, [*FORGET, *RETAIN])
+    whole.save(tmp_path / "whole.safetensors")
+    assert unmerge.Statistics.load(tmp_path / "whole.safetensors").head == "head"
+
+
+def test_named_layers_do_not_make_another_layer_the_classifier():
+    model = ready(HeadFirst())
+    edit = fit(model, FORGET, RETAIN, init="zero", recipe=Recipe(layers=["second", "third"]))
+    assert edit.head is None
+    assert edit.removed == ()
+    with pytest.raises(EditError, match="the classifier 'head' is not among the edited layers"):
+        fit(model, FORGET, RETAIN, init="zero", recipe=Recipe(layers=["second", "third"], head="remove"))
+
+
+def test_a_diagnosis_looks_at_the_same_layers():
+    model = ready(HeadFirst())
+    start = {name: 0.9 * value for name, value in model.state_dict().items() if not name.startswith("head")}
+    with pytest.warns(UserWarning, match="init does not have head"):
+        found = unmerge.diagnose(FORGET, RETAIN, model, start, recipe=Recipe(head="keep", skip_layers=0))
+    assert [name for name, layer in found.layers.items() if layer.edited] == ["first", "second", "third"]
+
+
+def test_labels_on_one_side_alone_and_several_parts_give_what_one_part_gives():
+    model = ready(nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)), nn.Linear(64, 4)))
+    inputs, labels = torch.randn(90, 64, dtype=torch.float64), torch.arange(90) % 4
+    sides = [inputs[:30] + 1], [(inputs[30:], labels[30:])]
+    recipe = Recipe(skip_layers=0, rank=4, retain_rank=4)
+    whole = fit(model, *sides, init="zero", recipe=recipe, on_verdict="ignore")
+    costs = unmerge.plan(model, recipe, data=sides[0], retain=sides[1]).groups[0].costs
+    memory = int(1.02 * max(cost.bytes for cost in costs))
+    in_parts = fit(model, *sides, init="zero", recipe=recipe, on_verdict="ignore", memory=memory)
+    assert len(in_parts.provenance["plan"]["passes"]) > 1
+    assert list(in_parts.layers) == list(whole.layers)
+
+
+class Outspoken(nn.Linear):
+    """Returns more than its output, as some layers of others do."""
+
+    def forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return super().forward(hidden), None
+
+
+class NoLayersOutput(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.early, self.late, self.last = Outspoken(6, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.relu(self.late(torch.relu(self.early(hidden=inputs)[0])))).log_softmax(1)
+
+
+def test_layers_that_nobody_selected_may_do_what_they_like():
+    edit = fit(ready(NoLayersOutput()), FORGET, RETAIN, init="zero", recipe=Recipe(skip_layers=1))
+    assert list(edit.layers) == ["late", "last"]
+    assert edit.removed == ()
+
+
+def test_what_is_wrong_with_init_is_told_before_the_passes_also_where_the_classifier_is_kept():
+    read = []
+
+    class Watched(list):
+        def __iter__(self):
+            read.append(1)
+            return super().__iter__()
+
+    with pytest.raises(InitError, match="lacks"):
+        fit(ready(HeadFirst()), Watched(FORGET), RETAIN, init={"nothing": torch.ones(2)}, recipe=Recipe(head="keep"))
+    assert not read
+
+
+def test_nothing_that_is_left_to_edit_is_told_with_a_bound_too():
+    for memory in (None, "1GB"):
+        with pytest.raises(LayerError, match="selects no"):
+            fit(
+                ready(HeadFirst()),
+                FORGET,
+                RETAIN,
+                init="zero",
+                recipe=Recipe(layers=["head"], head="keep"),
+                memory=memory,
+            )
+
+
+def test_classes_from_a_generator_serve_several_parts():
+    model = ready(HeadFirst())
+    whole = collect(model, [*FORGET, *RETAIN])
+    edits = [fit(model, classes=(label for label in (1,)), statistics=whole, init="zero", memory="1GB") for _ in "ab"]
+    assert edits[0].removed == (1,)
 
 
 def test_rows_that_cannot_be_removed_are_refused_before_anything_is_solved(monkeypatch):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -61,6 +61,8 @@ def fit(
     recipe = given_or_default(recipe)
     if on_verdict not in ("warn", "raise", "ignore"):
         raise RecipeError(f"on_verdict={on_verdict!r} is not 'warn', 'raise' or 'ignore'.")
+    if isinstance(classes, Iterator):  # which can be read once
+        classes = list(classes)
     sources = Sources(forget, retain, classes, statistics, mask, forward)
     asked, fitted, read = recipe, Fitted(), list[Request]()
     task_vectors: TaskVectors | None = None
@@ -69,9 +71,8 @@ def fit(
         clock = Clock(device_of(model))
         start: TaskVectors | None = None
         expected = list[str]()
-        # What is wrong with it is told before the passes; which layer is the classifier, only they tell.
-        if init != "zero" and classes is None and recipe.head != "keep":
-            expected = expected_layers(model, recipe, sources.given)
+        if init != "zero" and classes is None:  # what is wrong with it is told before the passes
+            expected = expected_layers(model, recipe, init, sources.given)
             start = _start(model, init, expected, recipe, check_init)
         views, planned, plan = views_of(model, sources, recipe, memory, with_verdict=on_verdict != "ignore")
         for view in views:

@@ -91,5 +91,24 @@ def test_named_classes_alone_are_erased_also_where_retain_has_them():
 def test_a_classifier_that_is_no_linear_layer_is_refused():
     model = nn.Sequential(nn.Conv2d(4, 5, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     forget, retain = request((4, 6, 7), each=6, dtype=torch.float32)
-    with pytest.raises(LayerError, match="'0' is a Conv2d"):
+    with pytest.raises(LayerError, match=r"returns no linear layer's output.*head="):
         leace(model, [forget], [retain])
+    with pytest.raises(LayerError, match="head='0' is no linear layer"):
+        leace(model, [forget], [retain], head="0")
+
+
+class HeadFirst(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head, self.body = nn.Linear(5, 6), nn.Linear(7, 5)
+
+    def forward(self, inputs):
+        return self.head(torch.relu(self.body(inputs)))
+
+
+def test_a_classifier_that_stands_first_is_found_or_named():
+    forget, retain = pools()
+    model = HeadFirst().double()
+    for found in (leace(model, [forget], [retain]), leace(model, [forget], [retain], head="head")):
+        assert isinstance(found.head, nn.Sequential)
+        assert isinstance(found.body, nn.Linear)

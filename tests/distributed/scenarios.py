@@ -371,12 +371,23 @@ def strengths() -> dict[str, Any]:
     return {name: found.to_dict() for name, found in (("a", plain), ("b", scored), ("c", near), ("d", own))}
 
 
-def recalibrated() -> dict[str, Tensor]:
-    model = cnn()
+def recalibrated() -> dict[str, Any]:
+    """Also with a sample that is left over, in a share that has no other, and with the model in parts."""
     forget, retain = request()
-    edit = fit(model, forget, retain, init="zero", recipe=Recipe(skip_layers=0))
-    edit.apply(model, 1.0, recalibrate=retain)
-    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+    edit = fit(cnn(), forget, retain, init="zero", recipe=Recipe(skip_layers=0))
+    single = (retain[0][0][:1], retain[0][1][:1])
+    found: dict[str, Any] = {}
+    for name, batches in (("all", retain), ("left over", [retain[0], single]), ("later", [*retain[:3], single])):
+        for split in (False, True):
+            model = cnn()
+            if split and distributed.size() > 1:
+                from torch.distributed.fsdp import fully_shard
+
+                for part in (model.conv1, model.conv2, model):
+                    fully_shard(part)
+            edit.apply(model, 1.0, recalibrate=batches)
+            found[f"{name}, {split=}"] = _state(model)
+    return found
 
 
 def refitted() -> dict[str, Any]:
@@ -422,6 +433,8 @@ def exported() -> dict[str, Any]:
         base.mkdir()
         save_file(model.state_dict(), base / "model.safetensors")
         survived = unmerge.edit_checkpoint(base, edit, 1.0, folder / "edited")
+        if distributed.is_first():  # which may also be asked alone
+            assert unmerge.edit_checkpoint(base, edit, 1.0, folder / "again") == survived
         edit.to_peft(folder / "adapter", 1.0, base=model)
         words = unmerge.diagnose(forget, retain, model).to_json(folder / "diagnosis.json")
         judged = evaluate({"model": model}, None, {"forget": forget, "retain": retain}, ["accuracy"], draws=2)

@@ -11,9 +11,11 @@ from unmerge.baselines.copies import working_copy
 from unmerge.baselines.forgotten import forgotten_classes
 from unmerge.baselines.samples import Data
 from unmerge.collecting.collection import collect
-from unmerge.data.batches import Forward
-from unmerge.errors import LayerError
-from unmerge.model.layers import head_of
+from unmerge.collecting.probe import output_layer
+from unmerge.data.batches import PROBE_SAMPLES, Forward, first_batch, first_samples, on_device
+from unmerge.errors import LayerError, suggest
+from unmerge.model.evaluating import evaluating
+from unmerge.model.layers import candidates
 
 _RANK = 1e-6  # of the largest eigenvalue: below it directions are those of rounding, as sums may be in float32
 
@@ -24,6 +26,7 @@ def leace(
     retain: Data,
     *,
     classes: Sequence[int] | None = None,
+    head: str | None = None,
     forward: Forward | None = None,
     seed: int = 0,
 ) -> nn.Module:
@@ -34,13 +37,12 @@ def leace(
     guessing. Layers before it know what they knew.
 
     classes: the classes to erase; by default those of forget's labels that retain does not have.
+    head: the name of the classifier; by default the linear layer whose output the model returns.
     """
     with working_copy(model, seed) as result:
         forgotten = forgotten_classes(result, forget, retain, classes, forward)
-        name = head_of(result)
-        head = result.get_submodule(name)
-        if not isinstance(head, nn.Linear):
-            raise LayerError(f"the classifier {name!r} is a {type(head).__name__}; LEACE erases what a Linear reads.")
+        name = _classifier(result, forget, head, forward)
+        classifier = result.get_submodule(name)
         whole = collect(result, forget, [name], forward=forward, what="forget")
         whole += collect(result, retain, whole, forward=forward, what="retain")
         layer = whole[name]
@@ -48,13 +50,30 @@ def leace(
         rows = layer.class_rows[places].unsqueeze(1)
         mean = layer.moments.mean.double()
         covariances = (layer.class_sums[places] - rows * mean).mT / layer.moments.n
-        eraser = _eraser(covariances, layer.moments.scatter.double() / layer.moments.n, mean).to(head.weight)
-        eraser.train(head.training)
-        erased = nn.Sequential(eraser, head).train(head.training)
+        eraser = _eraser(covariances, layer.moments.scatter.double() / layer.moments.n, mean).to(
+            classifier.get_parameter("weight")
+        )
+        erased = nn.Sequential(eraser, classifier).train(classifier.training)
         if not name:  # the model is the classifier
             return erased
         result.set_submodule(name, erased)
         return result
+
+
+def _classifier(model: nn.Module, forget: Data, head: str | None, forward: Forward | None) -> str:
+    """The name of the linear layer in front of which features are erased."""
+    linear = [name for name, module in candidates(model).items() if isinstance(module, nn.Linear)]
+    if head is None:
+        with evaluating(model):
+            few = on_device(model, first_samples(first_batch(forget, "forget"), PROBE_SAMPLES))
+            head = output_layer(model, few, forward)
+        if head is None:
+            raise LayerError(
+                "the model returns no linear layer's output, so its classifier is not known. Type head=..."
+            )
+    if head not in linear:
+        raise LayerError(f"head={head!r} is no linear layer. {suggest(head, linear)}")
+    return head
 
 
 def _eraser(concept: Tensor, covariance: Tensor, mean: Tensor) -> nn.Linear:

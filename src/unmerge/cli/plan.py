@@ -25,12 +25,12 @@ def show(job: Job) -> None:
     module, recipe = job.model.module, job.recipe
     check_init(job)
     few = list(itertools.islice(job.request.forget, _TIMED))
-    edited = set(select(module, recipe.layers, recipe.skip_layers).names)
     choice = {**layer_choice(job), "mask": job.request.mask}
     collect(module, few[:1], **choice, what="first batch")
     start = time.perf_counter()
     found = collect(module, few, **choice, what="timing")
     a_batch = (time.perf_counter() - start) / len(few)
+    edited = set(select(module, recipe.layers, recipe.skip_layers, found.head).names)
     diagnosis = _diagnosis_seconds(job, few)
     counts = [batches_in(part) for part in (job.request.forget, job.request.retain)]
     passes = None if None in counts else a_batch * sum(count for count in counts if count is not None)

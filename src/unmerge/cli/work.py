@@ -83,7 +83,7 @@ def check_init(job: Job, known: Statistics | None = None) -> None:
     """Refuse, before the passes, initial weights that do not fit the layers that these read."""
     module = job.model.module
     read = select(module, **layer_choice(job)).names if known is None else list(known.layers)
-    edited = expected_layers(module, job.recipe, known)
+    edited = expected_layers(module, job.recipe, job.init, known)
     vectors = task_vectors(module, job.init, covered(module, job.init, read, edited))
     if job.settings.check_init and job.init != "zero":
         check_origin(vectors.pairs(edited))

@@ -78,14 +78,16 @@ def looked(model: nn.Module, view: View, batch: Any, forward: Forward | None, ma
         return view
     few = on_device(model, first_samples(batch, PROBE_SAMPLES))
     seen = probe(model, view.selection.names, few, forward, mask)
-    skipped = view.selection.skipped
-    if skipped is not None and seen.returns_rows and seen.head is None:
-        # Another layer stands last in the model and was taken for the classifier.
+    head, skipped = seen.head, view.selection.skipped
+    if view.probe is not None:  # a second look, which may be at some of the layers
+        head = head or view.probe.head
+    elif seen.returns_rows and head is None:
         head = output_layer(model, few, forward)
-        if head is not None and head not in view.selection.left_out:
+        if head is not None and skipped is not None:
+            # Another layer, which stands last in the model, was taken for the classifier.
             view = replace(view, selection=select(model, None, skipped, head))
             seen = probe(model, view.selection.names, few, forward, mask)
-    return replace(view, probe=seen, has_labels=has_labels)
+    return replace(view, probe=replace(seen, head=head), has_labels=has_labels)
 
 
 @together

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,13 +91,19 @@ def probe(model: nn.Module, names: Sequence[str], batch: Any, forward: Forward |
 
 def output_layer(model: nn.Module, batch: Any, forward: Forward | None) -> str | None:
     """The linear layer whose output the model returns, wherever it stands among the others; None if there is none."""
-    names = [name for name, module in candidates(model).items() if isinstance(module, nn.Linear)]
     outputs: dict[str, Tensor] = {}
 
-    def keep(name: str, _: nn.Module, __: Tensor, output: Tensor, ___: Routed | None) -> None:
-        outputs[name] = output
+    def keep(name: str) -> Callable[..., None]:
+        def call(_: nn.Module, __: Any, output: Any) -> None:
+            if isinstance(output, Tensor) and output.dim() == 2:
+                outputs[name] = output
 
-    with hooked(model, names, keep):
+        return call
+
+    with ExitStack() as stack:
+        for name, module in candidates(model).items():
+            if isinstance(module, nn.Linear):
+                stack.callback(module.register_forward_hook(keep(name)).remove)
         return _returned(outputs, logits_of(feed(model, batch, forward)))
 
 

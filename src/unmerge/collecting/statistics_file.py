@@ -34,7 +34,9 @@ def check_statistics(header: Any) -> None:
     in_range = 0 < header["samples"] <= _MOST and all(0 < count <= _MOST for count in counts)
     if not layers or not in_range or len(classes) != len(counts) or sorted(set(classes)) != classes:
         raise ValueError(f"{len(layers)} layers, {header['samples']} samples, {len(classes)} classes")
-    if header["head"] is not None and tensor_name(header["head"], "weight") not in header["weights"]:
+    if header["head"] is not None and not any(
+        name.startswith(tensor_name(header["head"], "")) for name in header["weights"]
+    ):
         raise ValueError(f"a head {shown(header['head'])} that the model has not")
     places, shift_to = {None, *header["weights"]}, header["shift_to"]
     lost = [name for name in layers if name not in shift_to or shift_to[name] not in places]

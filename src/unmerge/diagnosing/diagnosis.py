@@ -121,7 +121,7 @@ def _diagnose(
     if not isinstance(forget, Statistics) and not isinstance(retain, Statistics):
         selected = select(model, recipe.layers).names
         # A wrong init is told before the passes.
-        task_vectors(model, init, covered(model, init, selected, expected_layers(model, recipe)))
+        task_vectors(model, init, covered(model, init, selected, expected_layers(model, recipe, init)))
     if not isinstance(forget, Statistics):
         layers = retain if isinstance(retain, Statistics) else recipe.layers
         forget = collect(model, forget, layers, **needed_of(recipe), **options, what="forget")

@@ -18,7 +18,7 @@ from unmerge.data.batches import Forward, check_rereadable
 from unmerge.data.reading import Reading
 from unmerge.distributed.processes import is_first, together
 from unmerge.editing.binding import check_model
-from unmerge.editing.edit_file import LAYER_FACTS, check_edit, check_whole
+from unmerge.editing.edit_file import LAYER_FACTS, check_edit, check_whole, recipe_of
 from unmerge.editing.layer_edit import LayerEdit
 from unmerge.editing.recalibration import norm_inputs, norms_behind
 from unmerge.editing.recalibration import recalibrate as recalibrate_norms
@@ -202,8 +202,7 @@ class Edit:
                 for name, entry in header["layers"].items()
             }
             values = {name: header[name] for name in ("alpha", "head", "weights", "provenance")}
-            recipe = Recipe.from_dict({"refit": None, **header["recipe"]})  # none for an edit from before there was one
-            edit = cls(layers, recipe, removed=tuple(header["removed"]), **values)
+            edit = cls(layers, recipe_of(header["recipe"]), removed=tuple(header["removed"]), **values)
             check_whole(edit)
             return edit
         except (KeyError, TypeError, RecipeError, EditError) as error:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from unmerge.errors import EditError
+from unmerge.recipe import BASES, Recipe
 from unmerge.storage.fingerprint import kind_of
 from unmerge.storage.forms import check_fields
 
@@ -64,3 +66,12 @@ def check_whole(edit: Edit) -> None:
         raise EditError(f"it removes the rows {list(edit.removed)} of {edit.head!r}")
     for checksum in edit.weights.values():
         kind_of(checksum)
+
+
+def recipe_of(values: Mapping[str, Any]) -> Recipe:
+    """The recipe that a file holds, also as earlier versions wrote it."""
+    values = {"refit": None, **values}  # none for an edit from before there was one
+    basis = BASES.get(values.get("basis", "auto"))
+    if basis is not None and basis.closed:
+        values["solver"] = "exact"  # which closed forms of then did not ask for, and had none of
+    return Recipe.from_dict(values)

@@ -49,7 +49,7 @@ def recalibrate(model: nn.Module, norms: Sequence[str], data: Iterable[Any], for
     """Re-estimate the running statistics of some BatchNorms by a cumulative average; returns the samples read."""
     chosen = [batch_norms(model)[name] for name in norms]
     momenta = [norm.momentum for norm in chosen]
-    samples = largest = 0
+    samples = 0
 
     def uncounted(model: nn.Module, batch: Any) -> None:
         """What a process with no batch left feeds a model in parts, so that the others can go on."""
@@ -60,7 +60,11 @@ def recalibrate(model: nn.Module, norms: Sequence[str], data: Iterable[Any], for
             feed(model, batch, forward)
 
     reading = Reading(model, data, "recalibrate", uncounted, samples=RECALIBRATION_SAMPLES)
+    is_synchronised = any(isinstance(norm, nn.SyncBatchNorm) for norm in chosen)
     with evaluating(model):
+        # One sample that is left over of the data would weigh as much as a batch, and may have no variance. Batches of
+        # one alone count, and so do those of which other processes hold the rest.
+        leaves_out_singles = len(first_tensor(reading.few)) > 1 and not is_synchronised
         try:
             for norm in chosen:
                 norm.reset_running_stats()
@@ -68,10 +72,11 @@ def recalibrate(model: nn.Module, norms: Sequence[str], data: Iterable[Any], for
                 norm.train()
             for piece in reading:
                 count = len(first_tensor(piece.batch))
-                if count == 1 and largest > 1:
-                    continue  # what was left over of the data would weigh as much as a batch, and may have no variance
+                if count == 1 and leaves_out_singles:
+                    uncounted(model, on_device(model, piece.batch))
+                    continue
                 _feed(model, piece.batch, forward, count)
-                samples, largest = samples + count, max(largest, count)
+                samples += count
             _average(chosen)
         finally:
             for norm, momentum in zip(chosen, momenta, strict=True):

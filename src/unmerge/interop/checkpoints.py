@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from unmerge.distributed.processes import is_first, same_everywhere, together
+from unmerge.distributed.processes import is_first
 from unmerge.editing.binding import check_shapes, other_weights
 from unmerge.editing.edit import Edit
 from unmerge.editing.rewriting import rewritten, surviving_share
@@ -26,7 +26,6 @@ _WEIGHTS = (
 _RECORD = "unmerge.json"  # of `unmerge apply`, and not true of what is written here
 
 
-@together
 def edit_checkpoint(
     dir_in: str | Path,
     edit: Edit,
@@ -40,21 +39,22 @@ def edit_checkpoint(
     """Write a Hugging Face directory with the edit in its weights; returns what `Edit.survived` says of each layer.
 
     The tensors are those of `edit.apply(model, alpha)`, bit for bit; types, shards, index and the other files stay. One
-    tensor is in memory at a time. dir_out appears whole or not at all; of several processes the first writes it.
+    tensor is in memory at a time. dir_out appears whole or not at all. Of several processes the first writes, and
+    does not wait for the others, which return nothing of the layers.
     alpha: the strength; None takes the recommendation. head_alpha, force: as for `Edit.apply`.
     base_model: what the card in README.md calls the base, a repository on the Hub; by default the name of dir_in.
     """
     source, target = Path(dir_in), Path(dir_out)
     alpha, head_alpha = edit.strengths(alpha, head_alpha)
     if not is_first():
-        return same_everywhere({})
+        return {}
     _check_target(source, target)
     with taking_the_place_of(target) as part:
         survived = put_edited(part, source, edit, alpha, head_alpha, force)
         # A bare name would read as a repository on the Hub.
         card = model_card(edit.to_dict(), base_model or f"./{source.resolve().name}", alpha=alpha)
         (part / "README.md").write_text(card, encoding="utf-8")
-    return same_everywhere(survived)
+    return survived
 
 
 def put_edited(

@@ -137,9 +137,11 @@ def _of_classes(whole: Statistics, classes: Sequence[int], recipe: Recipe) -> Re
         )
     if not whole.classes:
         raise StatisticsError("these statistics were collected without labels, so they have no classes to forget.")
-    is_list = isinstance(classes, Iterable) and not isinstance(classes, str)
-    labels = list(classes) if is_list else []
-    if not is_list or not all(isinstance(label, Integral) for label in labels):
+    try:
+        labels: list[Any] = list(classes)
+    except TypeError:  # a single label
+        labels = [classes]
+    if isinstance(classes, (str, Integral)) or not all(isinstance(label, Integral) for label in labels):
         raise DataError(f"classes={classes!r} is not a list of labels, for example classes=[3, 5].")
     wanted = tuple(sorted({int(label) for label in labels}))
     unknown = [label for label in wanted if label not in whole.classes]

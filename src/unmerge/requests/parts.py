@@ -12,7 +12,9 @@ from unmerge.collecting.collection import View, distinct_labels, looked, view_of
 from unmerge.collecting.statistics import Statistics, joined
 from unmerge.data.batches import Forward, Mask, check_rereadable
 from unmerge.data.reading import Reading
+from unmerge.errors import LayerError
 from unmerge.model.evaluating import evaluating
+from unmerge.model.initial import Init, lacking
 from unmerge.model.layers import Selection, candidates, device_of_layer, head_of, select
 from unmerge.planning.costs import costs_of, grams_of
 from unmerge.planning.plans import Plan, bytes_of, plan_within
@@ -96,17 +98,24 @@ def views_of(
             view = looked(model, view, few, sources.forward, sources.mask)
         classes = (_classes(sources.forget), _classes(kept))
     names = _edited(model, recipe, view, given)
+    if not names:
+        raise LayerError("the recipe selects no layer to edit.")
     found = _plan(model, recipe, view, names, memory, classes, with_verdict)
     view = replace(view, sketches=found.sketches)
     views = [view.only(group.layers, with_left_out=place == 0) for place, group in enumerate(found.groups)]
     return [*views], names, found
 
 
-def expected_layers(model: nn.Module, recipe: Recipe, given: Statistics | None = None) -> list[str]:
-    """The layers to edit, as far as they are known before data are read: those with no inputs are not told apart."""
+def expected_layers(model: nn.Module, recipe: Recipe, init: Init, given: Statistics | None = None) -> list[str]:
+    """The layers to edit, as far as they are known before data are read: those with no inputs are not told apart.
+
+    Which layer is the classifier, data alone tell: where it is kept, a single one that init lacks is taken for it.
+    """
     selected = select(model, recipe.layers, recipe.skip_layers) if given is None else Selection([])
     own = candidates(model)  # statistics of another model are told of where they meet this one
-    return [name for name in _edited(model, recipe, View({}, selected), given) if name in own]
+    names = [name for name in _edited(model, recipe, View({}, selected), given) if name in own]
+    absent = lacking(model, init, names) if recipe.head == "keep" and given is None else []
+    return [name for name in names if name not in absent] if len(absent) == 1 < len(names) else names
 
 
 def without_moments(request: Request) -> Request:

@@ -18,12 +18,12 @@ def obstacle(model: nn.Module, request: Request, edited: Container[str], asked: 
     asked: the user said that they are, so it need not show in what the model returns.
     """
     head = request.head(model)
-    module = layer_of(model, head)
-    width = weight_matrix(module).shape[0]
     if not request.classes:
         return "the request is not made of whole classes"
     if head not in edited:
         return f"the classifier {head!r} is not among the edited layers"
+    module = layer_of(model, head)
+    width = weight_matrix(module).shape[0]
     if request.statistics.head is None and not asked:
         return f"the model does not return one row of logits a sample from {head!r}"
     if getattr(module, "bias", None) is None:
