@@ -566,3 +566,16 @@ def test_a_notebook_shows_the_layers_and_the_choices() -> None:
     assert "Edit(blend" in html
     hostile = Edit({}, Recipe(), 1.0, provenance={"choices": {"<b>": "<script>"}})
     assert "<script>" not in hostile._repr_html_()
+
+
+def test_an_edit_of_an_earlier_version_loads(tmp_path):
+    edit = edit_of(mlp(), recipe=ALL.but(basis="private-mean"))
+    edit.save(tmp_path)
+    tensors, header = read_tensors(tmp_path / "edit.safetensors", "edit")
+    del header["recipe"]["refit"]  # which there was not
+    header["recipe"]["solver"] = "budgeted"  # which was not refused, and did nothing
+    write_tensors(tmp_path / "edit.safetensors", tensors, "edit", header)
+    found = Edit.load(tmp_path)
+    assert (found.recipe.solver, found.recipe.refit) == ("exact", None)
+    model = found.apply(mlp(), 1.0)
+    assert_bits(edit.apply(mlp(), 1.0), bits(model))
