@@ -17,9 +17,10 @@ from unmerge.editing.edit import Edit
 from unmerge.errors import DataError, LayerError, RecipeError, listing, reasons, warn
 from unmerge.model import initial
 from unmerge.model.initial import Init, TaskVectors
-from unmerge.model.layers import select, tensor_name
+from unmerge.model.layers import tensor_name
 from unmerge.model.ledger import as_collected
 from unmerge.model.origin import check_origin
+from unmerge.model.selection import select
 from unmerge.provenance import finished_edit
 from unmerge.recipe import Recipe, given_or_default
 from unmerge.requests.gathering import Source

@@ -17,7 +17,8 @@ from unmerge.editing.edit import Edit
 from unmerge.editing.layer_edit import LayerEdit
 from unmerge.errors import listing, warn
 from unmerge.model.initial import Init
-from unmerge.model.layers import last_quarter, layer_of
+from unmerge.model.layers import layer_of
+from unmerge.model.selection import last_quarter
 from unmerge.recipe import Recipe
 from unmerge.requests.request import Request
 from unmerge.solving.fitting import Fitted

@@ -13,7 +13,7 @@ from unmerge.collecting.hooks import hooked
 from unmerge.collecting.probe import Probe, identity, probe
 from unmerge.data.batches import Forward
 from unmerge.model.evaluating import evaluating
-from unmerge.model.layers import select
+from unmerge.model.selection import select
 
 
 def look(model: nn.Module, batch: object, forward: Forward | None = None) -> Probe:

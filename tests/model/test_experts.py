@@ -12,7 +12,8 @@ from mixtures import WordMixture, texts
 from unmerge import Recipe, collect, fit
 from unmerge.errors import EditError, LayerError, UnmergeWarning
 from unmerge.model.experts import matching_rows, reproduces
-from unmerge.model.layers import candidates, layer_of, select, weight_matrix
+from unmerge.model.layers import candidates, layer_of, weight_matrix
+from unmerge.model.selection import select
 
 EXPERTS = 4
 BLOCK = "model.layers.1.mlp.experts"

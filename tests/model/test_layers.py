@@ -11,7 +11,8 @@ from transformers.pytorch_utils import Conv1D
 
 from networks import CONVOLUTIONS, cnn, conv1d_net, hf_vit, mlp, resnet50_tree
 from unmerge.errors import LayerError
-from unmerge.model.layers import candidates, device_of_layer, from_matrix, head_of, select, weight_matrix
+from unmerge.model.layers import candidates, device_of_layer, from_matrix, head_of, weight_matrix
+from unmerge.model.selection import select
 
 
 @pytest.mark.parametrize(

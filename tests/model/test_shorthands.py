@@ -7,7 +7,7 @@ from torch import nn
 from decoders import decoder
 from networks import hf_vit, mlp, resnet50_tree
 from unmerge.errors import LayerError
-from unmerge.model.layers import select
+from unmerge.model.selection import select
 from unmerge.model.shorthands import blocks_of, is_shorthand
 
 ATTENTION = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"]

@@ -10,7 +10,7 @@ from unmerge import Recipe, collect, fit
 from unmerge.data.batches import device_of
 from unmerge.errors import EditError, LayerError
 from unmerge.model.initial import task_vectors
-from unmerge.model.layers import select
+from unmerge.model.selection import select
 from unmerge.placement.offloading import parameter_of
 from unmerge.placement.state import state_of
 from unmerge.storage.fingerprint import fingerprint

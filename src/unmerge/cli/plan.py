@@ -12,7 +12,8 @@ from unmerge.collecting.collection import collect
 from unmerge.collecting.statistics import Statistics
 from unmerge.diagnosing.diagnosis import diagnose
 from unmerge.errors import UnmergeError
-from unmerge.model.layers import candidates, select
+from unmerge.model.layers import candidates
+from unmerge.model.selection import select
 from unmerge.requests.gathering import needed_of
 from unmerge.tables import text_table
 

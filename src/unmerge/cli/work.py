@@ -18,8 +18,8 @@ from unmerge.diagnosing.diagnosis import Diagnosis, covered, diagnose
 from unmerge.diagnosing.separability import random_control
 from unmerge.editing.edit import Edit
 from unmerge.model.initial import Init, task_vectors
-from unmerge.model.layers import select
 from unmerge.model.origin import check_origin
+from unmerge.model.selection import select
 from unmerge.pipeline import fit
 from unmerge.recipe import Recipe
 from unmerge.requests.gathering import needed_of, pair_of

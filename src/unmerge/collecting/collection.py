@@ -30,8 +30,8 @@ from unmerge.data.reading import Reading
 from unmerge.distributed.processes import alone, exchange, together
 from unmerge.errors import DataError, LayerError, reasons, warn
 from unmerge.model.evaluating import evaluating
-from unmerge.model.layers import Selection, select
 from unmerge.model.ledger import as_collected
+from unmerge.model.selection import Selection, select
 from unmerge.placement.state import state_of
 from unmerge.planning.costs import Grams, costs_of
 from unmerge.planning.plans import bytes_of, plan_within

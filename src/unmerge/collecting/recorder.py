@@ -21,7 +21,8 @@ from unmerge.data.batches import Forward, Mask, device_of, feed, first_tensor, l
 from unmerge.distributed.processes import size as processes
 from unmerge.errors import DataError, LayerError
 from unmerge.model.experts import Routed, expert_modules, is_routed
-from unmerge.model.layers import Selection, device_of_layer, layer_of
+from unmerge.model.layers import device_of_layer, layer_of
+from unmerge.model.selection import Selection
 
 _OWN_WAY = (
     "does not return input · weight + bias: its class {} does something of its own (pads, scales or fuses), so an edit "

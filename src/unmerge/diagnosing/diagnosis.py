@@ -21,9 +21,9 @@ from unmerge.distributed.processes import is_first, together
 from unmerge.errors import InitError, StatisticsError, listing, warn
 from unmerge.linalg.products import full_precision
 from unmerge.model.initial import Init, TaskVectors, lacking, task_vectors
-from unmerge.model.layers import select
 from unmerge.model.ledger import as_collected
 from unmerge.model.origin import check_origin
+from unmerge.model.selection import select
 from unmerge.placement.state import state_of
 from unmerge.recipe import Recipe, given_or_default
 from unmerge.requests.gathering import needed_of, pair_of

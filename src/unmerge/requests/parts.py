@@ -15,7 +15,8 @@ from unmerge.data.reading import Reading
 from unmerge.errors import LayerError
 from unmerge.model.evaluating import evaluating
 from unmerge.model.initial import Init, lacking
-from unmerge.model.layers import Selection, candidates, device_of_layer, head_of, select
+from unmerge.model.layers import candidates, device_of_layer, head_of
+from unmerge.model.selection import Selection, select
 from unmerge.planning.costs import costs_of, grams_of
 from unmerge.planning.plans import Plan, bytes_of, plan_within
 from unmerge.recipe import Recipe, given_or_default

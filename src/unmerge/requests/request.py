@@ -10,7 +10,8 @@ from torch import nn
 
 from unmerge.collecting.statistics import Statistics
 from unmerge.errors import LayerError, StatisticsError, listing
-from unmerge.model.layers import candidates, head_of, select
+from unmerge.model.layers import candidates, head_of
+from unmerge.model.selection import select
 from unmerge.recipe import Recipe
 
 
