@@ -12,7 +12,6 @@ from unmerge.collecting.collection import View, distinct_labels, looked, view_of
 from unmerge.collecting.statistics import Statistics, joined
 from unmerge.data.batches import Forward, Mask, check_rereadable
 from unmerge.data.reading import Reading
-from unmerge.errors import LayerError
 from unmerge.model.evaluating import evaluating
 from unmerge.model.initial import Init, lacking
 from unmerge.model.layers import candidates, device_of_layer, head_of
@@ -21,7 +20,7 @@ from unmerge.planning.costs import costs_of, grams_of
 from unmerge.planning.plans import Plan, bytes_of, plan_within
 from unmerge.recipe import Recipe, given_or_default
 from unmerge.requests.gathering import Source, request_of
-from unmerge.requests.request import Request
+from unmerge.requests.request import Request, nothing_selected
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ def views_of(
         classes = (_classes(sources.forget), _classes(kept))
     names = _edited(model, recipe, view, given)
     if not names:
-        raise LayerError("the recipe selects no layer to edit.")
+        raise nothing_selected()
     found = _plan(model, recipe, view, names, memory, classes, with_verdict)
     view = replace(view, sketches=found.sketches)
     views = [view.only(group.layers, with_left_out=place == 0) for place, group in enumerate(found.groups)]

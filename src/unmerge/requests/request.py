@@ -69,7 +69,7 @@ class Request:
         kept = self.head(model) if recipe.head == "keep" else None
         names = [name for name in names if name != kept]
         if not names:
-            raise LayerError("the recipe selects none of the layers that were collected.")
+            raise nothing_selected()
         return names
 
     def head(self, model: nn.Module) -> str:
@@ -93,3 +93,10 @@ class Request:
     def sources(self, layer: str) -> tuple[int, ...]:
         """Equal for layers that share their input, whose bases are then the same."""
         return tuple(id(part[layer]) for part in (self.forget, self.retain, self.whole) if part is not None)
+
+
+def nothing_selected() -> LayerError:
+    return LayerError(
+        "the recipe selects none of the layers that were collected, or the classifier alone, which head='keep' leaves. "
+        "Name others with Recipe(layers=...), or pass Recipe(head='edit')."
+    )
