@@ -50,7 +50,9 @@ def test_the_bound_holds_on_the_device():
     model = decoder("llama", blocks=4, dtype=torch.bfloat16, hidden_size=512, intermediate_size=2048).cuda()
     forget, retain = data()
     recipe = Recipe(layers="mlp")
-    bound = int(0.7 * plan(model, recipe, None, forget).bytes)
+    whole = plan(model, recipe, None, forget)
+    alone = max(cost.bytes for group in whole.groups for cost in group.costs)
+    bound = (alone + whole.bytes) // 2  # enough for each layer, not for all at once
     options = {"init": "zero", "recipe": recipe, "memory": bound, "on_verdict": "ignore"}
     fit(model, forget, retain, **options)  # libraries are loaded
     torch.cuda.synchronize()

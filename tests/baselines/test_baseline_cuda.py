@@ -18,7 +18,7 @@ from unmerge.storage.fingerprint import fingerprint
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
-UNTRAINED = ("unedited", "logit_mask", "head_removal")
+UNTRAINED = ("unedited", "logit_mask", "head_removal", "leace")
 OPTIONS = {"retrain": {"epochs": 6, "batch_size": 64}}
 
 
