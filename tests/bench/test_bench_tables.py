@@ -115,6 +115,16 @@ def test_some_columns_may_be_shown_alone(several: Path) -> None:
         tables.table("*-zero showing KL, Tow", several)
 
 
+def test_some_rows_may_be_shown_alone(several: Path) -> None:
+    assert tables.table("trees-zero only mask showing KL", several).splitlines()[:3] == [
+        "|  | KL ↓ |",
+        "| --- | ---: |",
+        "| mask | 2.0 |",
+    ]
+    with pytest.raises(FileError, match="Did you mean 'mask'"):
+        tables.table("*-zero only masc", several)
+
+
 def test_a_folder_without_the_pages_is_told(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,7 +8,7 @@ the summary table of an evaluation (digits, cifar100/trees-zero-0), or "NAME:TAB
 files (cifar100/*-zero-0) it is the mean of every row that all of them have, or with "@ROW" behind it that row of each,
 its mean and its standard deviation. "NAME with NAMES@ROW" adds the mean of a row that only some files have, such as the
 second retrainings, and says whose it is: of other requests, so only what is measured against their own reference.
-"NAME showing COLUMN, COLUMN" leaves out the other columns.
+"NAME showing COLUMN, COLUMN" leaves out the other columns, "NAME only ROW | ROW" the other rows.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ def rendered(text: str, results: Path) -> str:
 def table(name: str, results: Path) -> str:
     """One table of an evaluation, or over several, as Markdown."""
     name, _, columns = name.partition(" showing ")
+    name, _, rows = name.partition(" only ")
     name, _, borrowed = name.partition(" with ")
     source, _, row = name.partition("@")
     file, _, title = source.partition(":")
@@ -72,6 +73,8 @@ def table(name: str, results: Path) -> str:
         shown, settings = found[title or "summary"], found.settings
     if borrowed:
         shown = _with_row(shown, borrowed, title or "summary", results)
+    if rows:
+        shown = _only(shown, rows.split(" | "))
     return _lines(_showing(shown, columns.split(", ")) if columns else shown, settings)
 
 
@@ -137,6 +140,14 @@ def _showing(shown: Table, labels: list[str]) -> Table:
     if unknown:
         raise FileError(f"a page shows the column {unknown[0]!r}. {suggest(unknown[0], columns)}")
     return replace(shown, columns=[columns[label] for label in labels])
+
+
+def _only(shown: Table, rows: list[str]) -> Table:
+    """The table with some rows alone."""
+    unknown = [row for row in rows if row not in shown.cells]
+    if unknown:
+        raise FileError(f"a page shows the row {unknown[0]!r}. {suggest(unknown[0], shown.cells)}")
+    return replace(shown, cells={row: shown[row] for row in rows})
 
 
 def _over(rows: list[dict[str, Figure]], taken: Callable[[list[float]], float]) -> dict[str, Figure]:
