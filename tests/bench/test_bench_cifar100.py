@@ -171,11 +171,14 @@ def test_every_kind_of_request_is_accepted(
     assert found["settings"]["samples"]["forget"] == forgotten
 
 
-def test_an_unknown_row_is_answered_with_the_near_name(
+def test_an_unknown_row_is_answered_with_the_near_name_before_training(
     monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(DataError, match="Did you mean 'unmerge'"):
         run(monkeypatch, folder, tmp_path, "--task", "trees", "--only", "unmerg")
+    with pytest.raises(DataError, match="--task coherent has no row 'LEACE'"):  # which is of whole classes
+        run(monkeypatch, folder, tmp_path, "--task", "trees", "coherent", "--only", "LEACE")
+    assert not list(tmp_path.rglob("*.safetensors"))
 
 
 def test_the_published_tug_of_war_follows_from_the_published_accuracies() -> None:

@@ -40,6 +40,7 @@ from unmerge.bench.training import SCHEDULES, train
 from unmerge.errors import DataError, UnmergeWarning, suggest
 from unmerge.evaluation import Column, Evaluation, Figure, Outputs, Table, evaluate, outputs
 from unmerge.evaluation.accuracy import accuracy
+from unmerge.model.initial import Init
 from unmerge.storage.files import load_weights, write_json, write_weights
 
 AXES = ("accuracy", "entanglement", "membership", "fidelity", "decodability", "calibration")
@@ -57,7 +58,7 @@ def main() -> None:
     out = tables_folder(options, "cifar100", trial=options.subset is not None or options.network == "tiny")
     benches = [Benchmark(options, data, task) for task in options.task]
     for bench in benches:
-        bench.request()  # a name that is wrong is told before the first of them is trained
+        bench.check()  # a name that is wrong is told before the first of them is trained
     for bench in benches:
         found = bench.run()
         name = f"{bench.label}-{options.init}-{bench.seeds}"
@@ -119,17 +120,25 @@ class Benchmark:
         task = replace(task, retrained=shares)
         found: dict[str, Outputs] = {}
         seconds: dict[str, float] = {}
-        chosen = dict(comparison.methods(task, seed=self.options.seed, published=True))
-        for ablation in self.options.ablate:
-            chosen |= dict(inits(task, *self._stranger()) if ablation == "init" else ablated(task, ablation))
-        if self.options.only:
-            unknown = [name for name in self.options.only if name not in chosen]
-            if unknown:
-                raise DataError(f"there is no row {unknown[0]!r}. {suggest(unknown[0], chosen)}")
-            chosen = {name: chosen[name] for name in self.options.only}
-        for name, method in chosen.items():
+        for name, method in self._rows(task).items():
             found[name], seconds[name] = self._timed_outputs(name, method, task)
         return task, found, seconds, answers, floor
+
+    def check(self) -> None:
+        """That the request and its rows are known; nothing is trained for it."""
+        _, classes = self.request()
+        init: Init = "zero" if self.options.init == "zero" else {}
+        self._rows(Task(self.task, nn.Identity(), {}, forget=(), retain=(), test=(), classes=classes, init=init))
+
+    def _rows(self, task: Task) -> dict[str, Callable[[], nn.Module]]:
+        """Name and maker of the rows that were asked for."""
+        rows = dict(comparison.methods(task, seed=self.options.seed, published=True))
+        for ablation in self.options.ablate:
+            rows |= dict(inits(task, *self._stranger()) if ablation == "init" else ablated(task, ablation))
+        unknown = [name for name in self.options.only or () if name not in rows]
+        if unknown:
+            raise DataError(f"--task {self.task} has no row {unknown[0]!r}. {suggest(unknown[0], rows)}")
+        return {name: rows[name] for name in self.options.only or rows}
 
     def _judged(
         self,
