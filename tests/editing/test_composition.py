@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -129,8 +130,8 @@ def test_edits_of_different_layers_and_with_different_constants(model: nn.Module
 
 def test_directions_that_two_edits_share_are_held_once(model: nn.Module, everything: Statistics) -> None:
     three, both = of_class(model, everything, 3, head="edit"), of_class(model, everything, 3, 5, head="edit")
-    again = of_class(model, everything, 3, head="edit")
-    composed = same_result(model, [three, again], [1.0, 0.5], TEST.images)
+    halves = {name: replace(layer, B=layer.B / 2) for name, layer in three.layers.items()}
+    composed = same_result(model, [three, replace(three, layers=halves)], [1.0, 1.0], TEST.images)
     assert {layer.rank for layer in composed.layers.values()} == {1}
     for name, layer in composed.layers.items():
         torch.testing.assert_close(
@@ -138,6 +139,14 @@ def test_directions_that_two_edits_share_are_held_once(model: nn.Module, everyth
         )
     composed = same_result(model, [three, both], [1.0, 1.0], TEST.images)
     assert {layer.rank for layer in composed.layers.values()} <= {2, 3}
+
+
+def test_a_part_of_strength_zero_takes_nothing_out(model: nn.Module, everything: Statistics) -> None:
+    composed = compose([of_class(model, everything, digit) for digit in (3, 5)], [1.0, 0.0])
+    assert composed.removed == (3,)
+    with composed.applied(model), torch.no_grad():
+        assert accuracy(model, TEST.only(3)) == 0
+        assert accuracy(model, TEST.only(5)) > 0.9
 
 
 def test_one_edit_is_itself_and_composing_nests(model: nn.Module, everything: Statistics) -> None:

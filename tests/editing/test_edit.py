@@ -7,6 +7,7 @@ import json
 import math
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from torch.testing import assert_close
 
 from full_disk import full_after
 from networks import CONVOLUTIONS, batched, cnn, conv1d_net, convolution_net, hf_vit, mlp, request
-from unmerge import Edit, LayerEdit, Recipe, fit
+from unmerge import Edit, LayerEdit, Recipe, fit, search_alpha
 from unmerge.errors import EditError, FileError
 from unmerge.model.layers import from_matrix
 from unmerge.storage.files import read_tensors, write_tensors
@@ -119,6 +120,73 @@ def test_twice_is_an_error_and_changes_nothing():
     with pytest.raises(EditError, match="already"):
         edit.apply(model, 1.0, force=True)
     assert_bits(model, once)
+
+
+def test_an_edit_that_is_read_twice_is_the_same_edit(tmp_path):
+    model = mlp()
+    edit = edit_of(model)
+    before = bits(model)
+    edit.save(tmp_path)
+    edit.apply(model, 1.0)
+    once = bits(model)
+    with pytest.raises(EditError, match="already"):
+        Edit.load(tmp_path).apply(model, 1.0)
+    with pytest.raises(EditError, match="already"):
+        search_alpha(Edit.load(tmp_path), model, [])
+    assert_bits(model, once)
+    Edit.load(tmp_path).revert(model)
+    assert_bits(model, before)
+
+
+def test_half_of_an_edit_is_another_edit():
+    model = mlp()
+    edit = edit_of(model, recipe=EDITED.but(mean="free"))
+    halves = {name: replace(layer, B=layer.B / 2) for name, layer in edit.layers.items()}
+    half = replace(edit, layers=halves)
+    edit.apply(model, 0.5)
+    half.apply(model, 1.0)
+    found = bits(model)
+    half.revert(model)
+    edit.revert(model)
+    edit.apply(model, 1.0)
+    assert_close(found, bits(model))
+
+
+def test_an_edit_inside_autocast_is_seen():
+    model = mlp(dtype=torch.float32)
+    edit, inputs = edit_of(model, recipe=EDITED), torch.randn(20, 6)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        before = model(inputs)
+        with edit.applied(model, 1.0):
+            edited = model(inputs)
+        after = model(inputs)
+    assert not torch.equal(before, edited)
+    assert torch.equal(before, after)
+
+
+def test_tensors_made_in_inference_mode_are_refused_and_leave_no_trace():
+    with torch.inference_mode():
+        model = mlp()
+    edit = edit_of(mlp())
+    for _ in range(2):
+        with pytest.raises(EditError, match="inference_mode"):
+            edit.apply(model, 1.0, force=True)
+    with torch.inference_mode():
+        edit.apply(model, 1.0, force=True)
+
+
+def test_a_replaced_layer_cannot_be_reverted_and_the_edit_stays_known():
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
+    edit, before = edit_of(model), bits(model)
+    edit.apply(model, 1.0)
+    head = model[2]
+    model[2] = nn.Linear(8, 7)
+    for force in (False, True):
+        with pytest.raises(EditError, match=r"2\.weight.*have other shapes"):
+            edit.revert(model, force=force)
+    model[2] = head
+    edit.revert(model)
+    assert_bits(model, before)
 
 
 def test_reverting_an_edit_that_is_not_carried_is_an_error_and_changes_nothing():

@@ -51,7 +51,7 @@ def compose(edits: Sequence[Edit], alphas: Sequence[float] | None = None) -> Edi
         recipe=edits[0].recipe.but(layers=names, alpha=1.0, refit=ridges.pop() if len(ridges) == 1 else None),
         alpha=1.0,
         head=next(iter(heads), None),
-        removed=tuple(sorted({row for edit in edits for row in edit.removed})),
+        removed=tuple(sorted({row for edit, alpha in pairs if alpha > 0 for row in edit.removed})),
         weights=weights,
         provenance={"unmerge": VERSION, "composed_of": parts},
     )

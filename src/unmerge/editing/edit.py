@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from unmerge.data.batches import Forward, check_rereadable
 from unmerge.data.reading import Reading
 from unmerge.distributed.processes import is_first, together
-from unmerge.editing.binding import check_model
+from unmerge.editing.binding import check_changeable, check_model
 from unmerge.editing.edit_file import LAYER_FACTS, check_edit, check_whole, recipe_of
 from unmerge.editing.layer_edit import LayerEdit
 from unmerge.editing.recalibration import norm_inputs, norms_behind
@@ -62,15 +62,17 @@ class Edit:
     ) -> nn.Module:
         """Change the model in place, all layers or none, and return it.
 
-        alpha: the strength; by default the recommendation. head_alpha: another one for the classifier.
+        alpha: the strength; by default the recommendation. head_alpha: another one for the classifier. Rows that the
+        edit removes go at any strength, 0 included.
         recalibrate: batches of retain data, as training saw them, from which BatchNorms behind edited layers are
         re-estimated and the classifier is refitted (`Recipe.refit`).
         force: apply to other weights than those the edit was fitted on.
         """
         alpha, head_alpha = self.strengths(alpha, head_alpha)
-        if any(entry.edit is self for entry in ledgers.ledger_of(model).entries):
+        if ledgers.entry_of(model, self) is not None:
             raise EditError("this model carries this edit already. Call edit.revert(model) first.")
         check_model(self, model, force)
+        check_changeable(self, model, recalibrates=recalibrate is not None)
         entry = ledgers.Entry(self, alpha, head_alpha)
         values = self.changes(state_of(model), alpha, head_alpha)
         broken = [name for name, value in values.items() if not is_finite(value)]
@@ -99,6 +101,13 @@ class Edit:
                 else:
                     warn("recalibrate= is given, but no BatchNorm lies behind the edited layers: nothing is estimated.")
         return model
+
+    def is_same(self, other: Edit) -> bool:
+        """Whether both make the same change, such as one edit that was loaded twice."""
+        return self is other or (
+            (self.head, self.removed, self.layers.keys()) == (other.head, other.removed, other.layers.keys())
+            and all(layer.is_same(other.layers[name]) for name, layer in self.layers.items())
+        )
 
     def revert(self, model: nn.Module, *, force: bool = False) -> nn.Module:
         """Take the edit out again: the weights are bit-identical to before; other edits stay."""
@@ -252,7 +261,10 @@ class Edit:
     def _strength(self, alpha: float | None) -> float:
         alpha = self.alpha if alpha is None else alpha
         if alpha is None:
-            raise EditError("this edit recommends no strength. Pass alpha=..., for example 1.0.")
+            raise EditError(
+                "this edit recommends no strength. Pass alpha=..., for example 1.0; unmerge.search_alpha finds the "
+                "smallest that forgets."
+            )
         if isinstance(alpha, bool) or not isinstance(alpha, Real) or not math.isfinite(alpha) or alpha < 0:
             raise EditError(f"alpha={alpha!r} is not a finite number from 0 upwards.")
         return float(alpha)

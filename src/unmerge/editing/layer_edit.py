@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -27,6 +28,14 @@ class LayerEdit:
         """What a file holds of it, by name."""
         parts = {"B": self.B, "Q": self.Q, "shift": self.shift}
         return {part: value for part, value in parts.items() if value is not None}
+
+    def is_same(self, other: LayerEdit) -> bool:
+        """Whether both change a layer alike, wherever their tensors lie."""
+        if (self.shift_to, self.transposed) != (other.shift_to, other.transposed):
+            return False
+        own, others = self.tensors, other.tensors
+        kinds = [{part: (value.shape, value.dtype) for part, value in each.items()} for each in (own, others)]
+        return kinds[0] == kinds[1] and all(torch.equal(own[part], others[part].to(own[part].device)) for part in own)
 
     def fits(self, weight: Tensor) -> bool:
         """Whether the weight has the shape of this change."""

@@ -16,7 +16,7 @@ from unmerge.editing.edit import Edit
 from unmerge.editing.searching import AlphaSearch, Grid, Point, best, smallest
 from unmerge.errors import EditError, suggest
 from unmerge.measures import accuracy, divergence
-from unmerge.model.ledger import ledger_of
+from unmerge.model.ledger import entry_of
 
 SCORES = ("target", "kodge", "tow", "kl")
 Metric = Callable[[nn.Module, Any], float]
@@ -56,7 +56,7 @@ def search_alpha(
     for name, data in (("forget", forget), ("retain", retain)):
         if data is not None:
             check_rereadable(data, name, "search_alpha")
-    if any(entry.edit is edit for entry in ledger_of(model).entries):
+    if entry_of(model, edit) is not None:
         raise EditError(
             "this model carries this edit already, so every alpha would add to it. Call edit.revert(model)."
         )

@@ -50,6 +50,11 @@ def ledger_of(model: nn.Module) -> Ledger:
     return _ledgers.get(model, Ledger())
 
 
+def entry_of(model: nn.Module, edit: Edit) -> Entry | None:
+    """The entry of an edit that the model carries, be it this object or the same edit read from its file again."""
+    return next((entry for entry in ledger_of(model).entries if edit.is_same(entry.edit)), None)
+
+
 @contextmanager
 def change(model: nn.Module, entry: Entry) -> Iterator[Callable[[Iterable[str]], None]]:
     """Enter an edit into the ledger; yields a function that remembers tensors before they change.
@@ -72,12 +77,14 @@ def change(model: nn.Module, entry: Entry) -> Iterator[Callable[[Iterable[str]],
     try:
         yield remember
     except BaseException:
-        write(model, present)
-        for name in fresh:
-            del ledger.before[name]
-        ledger.entries.remove(entry)
-        if not ledger.entries:
-            del _ledgers[model]
+        try:
+            write(model, present)
+        finally:
+            for name in fresh:
+                del ledger.before[name]
+            ledger.entries.remove(entry)
+            if not ledger.entries:
+                del _ledgers[model]
         raise
     seal(model, ledger)
 
@@ -91,14 +98,20 @@ def seal(model: nn.Module, ledger: Ledger) -> None:
 def withdraw(model: nn.Module, edit: Edit, force: bool) -> None:
     """Take one edit out: restore the tensors from before and apply the other edits to them again."""
     ledger = ledger_of(model)
-    entry = next((entry for entry in ledger.entries if entry.edit is edit), None)
+    entry = entry_of(model, edit)
     if entry is None:
         raise EditError(
             "this model does not carry this edit, so there is nothing to revert. A copy of a model, or one that was "
             "loaded from disk, does not know which edits were applied to it."
         )
     state = state_of(model)
-    now = fingerprint({name: state[name] for name in ledger.before if name in state})
+    other = [name for name, value in ledger.before.items() if name not in state or state[name].shape != value.shape]
+    if other:
+        raise EditError(
+            f"{listing(other)} were replaced or have other shapes since the edit was applied, so what was there before "
+            "cannot be put back. Put the former modules back in their places, or load the model again."
+        )
+    now = fingerprint({name: state[name] for name in ledger.before})
     changed = differences(now, ledger.written)
     if changed and not force:
         raise EditError(
@@ -191,3 +204,4 @@ def write(model: nn.Module, values: Mapping[str, Tensor]) -> None:
     with torch.no_grad():
         for name, value in values.items():
             state[name].copy_(value)
+    torch.clear_autocast_cache()  # which would go on with half-precision copies of the weights from before
