@@ -87,6 +87,6 @@ def test_classes_that_cannot_be_masked():
         logit_mask(model, [forget])
     with pytest.raises(DataError, match="outside 0 to 2"):
         logit_mask(model, [forget], classes=[3])
-    for classes in ([], "3", [0.5]):
+    for classes in ([], "3", [0.5], 1, [True], torch.tensor(1)):
         with pytest.raises(DataError, match="not a list of labels"):
             logit_mask(model, [forget], classes=classes)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from unmerge.baselines.samples import Data, check_labels, class_count, labels_in
-from unmerge.data.batches import Forward, batches, first_batch
+from unmerge.data.batches import Forward, batches, class_labels, first_batch
 from unmerge.errors import DataError, listing
 
 
@@ -20,9 +19,7 @@ def forgotten_classes(
     """The forgotten classes in ascending order: those given, or those of forget's labels that retain has not."""
     width = class_count(model, first_batch(forget, "forget"), forward)
     if classes is not None:
-        if isinstance(classes, str) or not all(isinstance(label, Integral) for label in classes) or not classes:
-            raise DataError(f"classes={classes!r} is not a list of labels, for example classes=[3, 5].")
-        found = sorted({int(label) for label in classes})
+        found = class_labels(classes)
     elif retain is None:
         raise DataError("retain is needed to see which classes only forget has. Pass it, or classes=[...].")
     else:

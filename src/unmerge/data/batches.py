@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from inspect import signature
+from numbers import Integral
 from typing import Any, TypeVar
 
 import torch
@@ -64,6 +65,17 @@ def labels_of(batch: Any) -> Tensor | None:
     if labels.is_floating_point() or labels.dtype == torch.bool or len(labels) != len(first_tensor(batch)):
         return None
     return labels
+
+
+def class_labels(classes: Any) -> list[int]:
+    """The labels of `classes=` in ascending order, each once."""
+    try:
+        found: list[Any] = list(classes)
+    except TypeError:  # a single label
+        found = []
+    if not found or not all(isinstance(label, Integral) and not isinstance(label, bool) for label in found):
+        raise DataError(f"classes={classes!r} is not a list of labels, for example classes=[3, 5].")
+    return sorted({int(label) for label in found})
 
 
 def mask_of(batch: Any, mask: Mask) -> Tensor | None:

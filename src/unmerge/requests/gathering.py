@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from numbers import Integral
 from typing import Any
 
 from torch import nn
 
 from unmerge.collecting.collection import View, collect, same_layers
 from unmerge.collecting.statistics import Statistics
-from unmerge.data.batches import Forward, Mask, check_rereadable
+from unmerge.data.batches import Forward, Mask, check_rereadable, class_labels
 from unmerge.errors import DataError, StatisticsError, listing, warn
 from unmerge.model.experts import expert_modules, is_routed
 from unmerge.placement.state import state_of
@@ -137,16 +136,9 @@ def _of_classes(whole: Statistics, classes: Sequence[int], recipe: Recipe) -> Re
         )
     if not whole.classes:
         raise StatisticsError("these statistics were collected without labels, so they have no classes to forget.")
-    try:
-        labels: list[Any] = list(classes)
-    except TypeError:  # a single label
-        labels = [classes]
-    if isinstance(classes, (str, Integral)) or not all(isinstance(label, Integral) for label in labels):
-        raise DataError(f"classes={classes!r} is not a list of labels, for example classes=[3, 5].")
-    wanted = tuple(sorted({int(label) for label in labels}))
-    unknown = [label for label in wanted if label not in whole.classes]
-    if unknown or not wanted:
-        raise StatisticsError(f"classes={labels}: expected some of the labels {list(whole.classes)}.")
+    wanted = tuple(class_labels(classes))
+    if any(label not in whole.classes for label in wanted):
+        raise StatisticsError(f"classes={list(wanted)}: expected some of the labels {list(whole.classes)}.")
     if len(wanted) == len(whole.classes):
         raise StatisticsError("classes= names every class, so nothing is left to retain.")
     return Request(None, None, whole, wanted)
