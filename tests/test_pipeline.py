@@ -466,7 +466,7 @@ def test_what_is_forgotten_is_given_in_exactly_one_way() -> None:
             unmerge.fit(model, init="zero", recipe=small(), **chosen)
 
 
-@pytest.mark.parametrize("classes", [[], [9], [0, 1, 2]])
+@pytest.mark.parametrize("classes", [[9], [0, 1, 2]])
 def test_classes_must_be_some_of_those_collected(classes: list[int]) -> None:
     model = networks.mlp()
     whole = unmerge.collect(model, [together(*request((6,)))])

@@ -27,6 +27,7 @@ from unmerge.data.batches import (
     on_device,
 )
 from unmerge.data.reading import Reading
+from unmerge.data.unread import unread_labels
 from unmerge.distributed.processes import alone, exchange, together
 from unmerge.errors import DataError, LayerError, reasons, warn
 from unmerge.model.evaluating import evaluating
@@ -154,7 +155,10 @@ def _read(
     assert view.probe is not None
     labelled, dealt = labels_of(reading.few) is not None, isinstance(reading.few, Mapping) and DEALT in reading.few
     recorder = Recorder(model, view.selection, view.probe, labelled, keep, view.sketches, dealt)
-    for piece in reading:
+    for place, piece in enumerate(reading):
+        unread = unread_labels(piece.batch) if place == 0 else None
+        if unread is not None:
+            warn(f"{what}: the labels of the batches are not read, since {unread}. Without them no class is known.")
         recorder.read(piece.batch, mask, forward, piece.number)
         if recorder.is_full:
             break
