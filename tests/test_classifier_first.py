@@ -9,7 +9,7 @@ from torch import nn
 import unmerge
 from networks import ready, request
 from unmerge import Recipe, collect, fit
-from unmerge.errors import EditError, InitError, LayerError
+from unmerge.errors import EditError, InitError, LayerError, UnmergeWarning
 
 
 class HeadFirst(nn.Module):
@@ -26,6 +26,19 @@ class HeadFirst(nn.Module):
         return self.head(inputs)
 
 
+class WithSpareHead(nn.Module):
+    """With a head for training alone, which stands last and is never called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(*(layer for _ in range(5) for layer in (nn.Linear(6, 6), nn.ReLU())))
+        self.head = nn.Linear(6, 4)
+        self.spare = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 4))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(inputs))
+
+
 FORGET, RETAIN = ([pool] for pool in request((6,), each=12))
 
 
@@ -36,6 +49,14 @@ def test_its_rows_are_removed_and_the_last_quarter_is_that_of_the_others(memory)
     assert edit.head == "head"
     assert edit.removed == tuple(FORGET[0][1].unique().tolist())
     assert edit.provenance["choices"]["layers"].startswith("2 layers: the last quarter and the classifier")
+
+
+@pytest.mark.filterwarnings("ignore:left out")
+def test_where_only_the_classifier_is_left_of_the_last_quarter_that_is_told():
+    with pytest.warns(UnmergeWarning, match=r"only the classifier 'head' is edited.*'spare.* never called"):
+        assert list(fit(ready(WithSpareHead()), FORGET, RETAIN, init="zero").layers) == ["head"]
+    recipe = Recipe(layers=["body.8", "head"])
+    assert list(fit(ready(WithSpareHead()), FORGET, RETAIN, init="zero", recipe=recipe).layers) == ["body.8", "head"]
 
 
 def test_statistics_of_everything_give_the_same_layers():

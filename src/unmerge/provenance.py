@@ -15,7 +15,7 @@ from unmerge.data.batches import device_of
 from unmerge.diagnosing.verdict import Verdict
 from unmerge.editing.edit import Edit
 from unmerge.editing.layer_edit import LayerEdit
-from unmerge.errors import listing, warn
+from unmerge.errors import listing, reasons, warn
 from unmerge.model.initial import Init
 from unmerge.model.layers import layer_of
 from unmerge.model.selection import last_quarter
@@ -71,6 +71,11 @@ def finished_edit(
     head = request.head(model)
     is_auto = asked.layers is None and asked.skip_layers == "auto"
     deep = set(last_quarter(model, head)) if is_auto else set()
+    if is_auto and list(layers) == [head] and notes["left_out"]:
+        warn(
+            f"of the last quarter of the layers only the classifier {head!r} is edited, so that no feature changes: "
+            f"{reasons(notes['left_out'])}. Name other layers: Recipe(layers=...)."
+        )
     edit = Edit(
         layers=layers,
         recipe=recipe.but(layers=names) if callable(recipe.layers) else recipe,
