@@ -9,7 +9,9 @@ from torch import nn
 import unmerge
 from networks import ready, request
 from unmerge import Recipe, collect, fit
+from unmerge.baselines import head_removal, logit_mask
 from unmerge.errors import EditError, InitError, LayerError, UnmergeWarning
+from unmerge.evaluation import outputs
 
 
 class HeadFirst(nn.Module):
@@ -197,3 +199,18 @@ def test_a_bound_on_memory_draws_no_random_numbers_of_the_user():
     fit(model, FORGET, loader, init="zero", memory="1GB")
     unmerge.plan(model, data=FORGET, retain=loader)
     assert torch.get_rng_state().equal(before)
+
+
+def test_its_features_are_judged_and_its_rows_taken_out():
+    model = ready(HeadFirst())
+    splits = {"forget": FORGET, "retain": RETAIN}
+    masked, removed = (method(model, FORGET, RETAIN) for method in (logit_mask, head_removal))
+    for judged, layer in ((model, "head:input"), (removed, "head:input"), (masked, "model.head:input")):
+        found = outputs(judged, splits)
+        assert found.feature_layer == layer
+        named = outputs(judged, splits, features=layer)
+        assert torch.equal(found["forget"].features, named["forget"].features)
+    spare = outputs(ready(WithSpareHead()), splits)
+    assert spare.feature_layer == "head:input"
+    forgotten = FORGET[0][1].unique()
+    assert not torch.isin(removed(FORGET[0][0]).argmax(1), forgotten).any()

@@ -11,6 +11,7 @@ from unmerge.baselines.copies import working_copy
 from unmerge.baselines.forgotten import forgotten_classes
 from unmerge.baselines.samples import Data
 from unmerge.baselines.training import predict
+from unmerge.collecting.probe import output_layer
 from unmerge.data.batches import PROBE_SAMPLES, Forward, first_batch, first_samples, on_device
 from unmerge.editing.rewriting import REMOVED_BIAS
 from unmerge.errors import LayerError, suggest
@@ -32,11 +33,13 @@ def head_removal(
 
     classes: the classes to take out; by default those of forget's labels that retain does not have. With them, only
         the first batch of forget is read, and retain not at all.
-    head: the name of the classifier; by default the last linear layer.
+    head: the name of the classifier; by default the linear layer whose output the model returns, or else the last one.
     """
     with working_copy(model, seed) as result:
         rows = forgotten_classes(result, forget, retain, classes, forward)
-        name = head_of(result) if head is None else head
+        with evaluating(result):
+            few = on_device(result, first_samples(first_batch(forget, "forget"), PROBE_SAMPLES))
+            name = head if head is not None else output_layer(result, few, forward) or head_of(result)
         known = candidates(result)
         if name not in known:
             raise LayerError(f"head={name!r} is no convolution or linear layer. {suggest(name, known)}")
@@ -51,7 +54,6 @@ def head_removal(
                 bias[rows] = REMOVED_BIAS
         # The layer proves itself: only the classifier's rows are the model's logits.
         with evaluating(result):
-            few = on_device(result, first_samples(first_batch(forget, "forget"), PROBE_SAMPLES))
             removed = predict(result, few, forward)[:, rows]
         if not removed.allclose(torch.full_like(removed, REMOVED_BIAS), rtol=1e-2):
             raise LayerError(

@@ -89,8 +89,11 @@ def probe(model: nn.Module, names: Sequence[str], batch: Any, forward: Forward |
     return found
 
 
-def output_layer(model: nn.Module, batch: Any, forward: Forward | None) -> str | None:
-    """The linear layer whose output the model returns, wherever it stands among the others; None if there is none."""
+def output_layer(model: nn.Module, batch: Any, forward: Forward | None, masked: bool = False) -> str | None:
+    """The linear layer whose output the model returns, wherever it stands among the others; None if there is none.
+
+    masked: also one of which some outputs are returned as they are and others replaced.
+    """
     outputs: dict[str, Tensor] = {}
 
     def keep(name: str) -> Callable[..., None]:
@@ -104,7 +107,12 @@ def output_layer(model: nn.Module, batch: Any, forward: Forward | None) -> str |
         for name, module in candidates(model).items():
             if isinstance(module, nn.Linear):
                 stack.callback(module.register_forward_hook(keep(name)).remove)
-        return _returned(outputs, logits_of(feed(model, batch, forward)))
+        result = logits_of(feed(model, batch, forward))
+    found = _returned(outputs, result)
+    if found is None and masked and result is not None:
+        alike = [name for name, output in outputs.items() if output.shape == result.shape]
+        found = next((name for name in reversed(alike) if (outputs[name] == result).all(0).any()), None)
+    return found
 
 
 def _returned(outputs: Mapping[str, Tensor], result: Tensor | None) -> str | None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unmerge.collecting.probe import output_layer
 from unmerge.data.batches import Forward, feed, first_tensor, labels_of, logits_of, on_device
 from unmerge.data.reading import Reading
 from unmerge.distributed.processes import gathered, size
@@ -34,14 +35,21 @@ def outputs(
 ) -> Outputs:
     """Logits, labels and penultimate features of a model on every split; the model is left as it was.
 
-    features: the layer, see `feature_layer`; by default what the last linear layer receives.
+    features: the layer, such as "avgpool" (its output) or "fc:input"; by default what the classifier receives, which is
+        the linear layer whose output the model returns, also behind a logit mask, or else the last one.
     keep_features: how many samples a split keep their features, drawn by content and seed; 0 for none.
     """
-    layer = feature_layer(model, features) if keep_features else None
+    layer = feature_layer(model, features) if keep_features and features is not None else None
     found = {}
     for split, data in splits.items():
-        with evaluating(model), _watched(model, layer) as seen:
-            found[split] = _pass(model, data, split, layer, seen, keep_features, forward, seed)
+        with evaluating(model):
+            reading = Reading(model, data, split, forward)
+            if keep_features and layer is None:
+                few = on_device(model, reading.few)
+                classifier = output_layer(model, few, forward, masked=True)
+                layer = feature_layer(model) if classifier is None else f"{classifier}:input"
+            with _watched(model, layer) as seen:
+                found[split] = _pass(model, reading, split, layer, seen, keep_features, forward, seed)
     result = Outputs(found, layer)
     check(result, name)
     return result
@@ -65,7 +73,7 @@ def feature_layer(model: nn.Module, features: str | None = None) -> str:
 
 def _pass(
     model: nn.Module,
-    data: Iterable[Any],
+    reading: Reading,
     split: str,
     layer: str | None,
     seen: list[Tensor],
@@ -76,7 +84,7 @@ def _pass(
     logits, labels, keys, places = [], [], [], []
     features, rows = torch.zeros(0), torch.zeros(0, dtype=torch.int64)
     count = 0
-    for piece in Reading(model, data, split, forward):
+    for piece in reading:
         batch = piece.batch
         seen.clear()
         target = labels_of(batch)

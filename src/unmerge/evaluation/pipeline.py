@@ -66,7 +66,7 @@ def evaluate(
 
     models: modules, or `Outputs` that were computed before.
     splits: labelled batches of "forget", "retain" and "test"; others (such as "valid") get accuracy and KL too.
-    features: the layer with the features: "avgpool" (its output) or "fc:input"; by default the last linear's input.
+    features: the layer with the features: "avgpool" (its output) or "fc:input"; by default the classifier's input.
     groups: name -> (split, classes or a tensor with a mask or indexes), each with its own accuracy.
     init: the weights before fine-tuning ("zero", a state dict, a module or a path), for the task vectors.
     device: where features are compared, such as "cuda"; by default where each model is, for `Outputs` the CPU.
