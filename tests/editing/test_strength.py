@@ -513,6 +513,18 @@ def test_a_metric_that_fails_leaves_the_model_without_the_edit(model: nn.Module,
     assert not ledger_of(model).entries
 
 
+@pytest.mark.parametrize("of", ["forget", "retain"])
+def test_a_metric_that_is_no_number_is_told_with_its_alpha(model: nn.Module, edits: dict[str, Edit], of: str) -> None:
+    before = bits(model)
+
+    def metric(changed: nn.Module, data: str) -> float:
+        return math.nan if data == of and not same_bits(changed, before) else 1.0
+
+    with pytest.raises(DataError, match=r"gave nan at alpha 1, .* smaller max_alpha"):
+        search_alpha(edits["lda"], model, ["forget"], retain=["retain"], metric=lambda m, d: metric(m, d[0]))
+    assert same_bits(model, before)
+
+
 def test_flags_and_random_state_are_as_before(model: nn.Module, edits: dict[str, Edit]) -> None:
     model = copy.deepcopy(model).train()
     model[1].eval()

@@ -52,6 +52,18 @@ def test_a_missing_file_and_a_directory_are_file_errors(tmp_path):
             read_tensors(missing, "test")
 
 
+def test_what_stands_in_the_way_of_a_file_is_told_and_left(path, tmp_path):
+    before = path.read_bytes()
+    for target in (path / "two.safetensors", path / "deeper" / "two.safetensors"):
+        with pytest.raises(FileError, match=r"one\.safetensors is a file; expected a folder"):
+            write_tensors(target, TENSORS, "test", {})
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(FileError, match="folder is a folder; expected the name of a file"):
+        write_tensors(tmp_path / "folder", TENSORS, "test", {})
+    assert path.read_bytes() == before
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["folder", "one.safetensors"]
+
+
 def test_a_file_of_another_kind_says_what_it_is(path, tmp_path):
     with pytest.raises(FileError, match="not a file of edit: found test"):
         read_tensors(path, "edit")

@@ -14,7 +14,7 @@ from unmerge.data.batches import Forward, check_rereadable
 from unmerge.distributed.processes import size, summed, together
 from unmerge.editing.edit import Edit
 from unmerge.editing.searching import AlphaSearch, Grid, Point, best, smallest
-from unmerge.errors import EditError, suggest
+from unmerge.errors import DataError, EditError, suggest
 from unmerge.measures import accuracy, divergence
 from unmerge.model.ledger import entry_of
 
@@ -74,6 +74,11 @@ def search_alpha(
 
     def _measured(changed: nn.Module, alpha: float) -> Point:
         point = Point(alpha, measure(changed, forget), None if retain is None else measure(changed, retain))
+        if math.isnan(point.forget) or (point.retain is not None and math.isnan(point.retain)):
+            raise DataError(
+                f"metric= gave nan at alpha {alpha:g}, which is neither more nor less than a target. Return a number; "
+                "where so strong an edit leaves the model without finite outputs, pass a smaller max_alpha."
+            )
         return point if goal is None else replace(point, score=goal(changed, point))
 
     grid = Grid(at, step, math.floor(max_alpha / step + 1e-9))

@@ -26,6 +26,11 @@ _LONGEST_NAME = 200  # of a shard
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
     """A path to write to that becomes `target` only when the block ends well."""
+    in_the_way = next((folder for folder in target.parents if folder.exists() and not folder.is_dir()), None)
+    if in_the_way is not None:
+        raise FileError(f"{in_the_way} is a file; expected a folder, in which {target.name} can be written.")
+    if target.is_dir():
+        raise FileError(f"{target} is a folder; expected the name of a file to write.")
     target.parent.mkdir(parents=True, exist_ok=True)
     sweep(target)
     try:
