@@ -105,6 +105,28 @@ def test_a_row_of_other_requests_shows_only_what_is_measured_against_their_refer
     assert tables.table("wolf with *@again", tmp_path).splitlines()[3] == "| again (trees) | – | 0.900 | – |"
 
 
+def test_rows_of_several_runs_stand_in_one_table_where_they_have_one_reference(tmp_path: Path) -> None:
+    columns = [Column("ToW", "higher", 2), Column("test", "near", 1)]
+    for name, test, own in (
+        ("controls", 7.0, {"mask": 0.9}),
+        ("edits", 7.0, {"unmerge": 0.95}),
+        ("repeated", 7.0, {"mask": 0.8}),
+        ("strange", 8.0, {"paper": 0.9}),
+    ):
+        cells = {"retrained": {"ToW": Figure(1.0), "test": Figure(test)}}
+        cells |= {row: {"ToW": Figure(value)} for row, value in own.items()}
+        summary = Table("summary", columns, cells, ["retrained"], "retrained")
+        Evaluation({"summary": summary}, {}, {}).to_json(tmp_path / f"{name}.json")
+    assert tables.table("controls + edits", tmp_path).splitlines()[2:5] == [
+        "| retrained | 1.00 | 7.0 |",
+        "| mask | 0.90 | – |",
+        "| unmerge | **0.95** | – |",
+    ]
+    for others, said in (("strange", "retrained is not"), ("edits + repeated", "mask is not"), ("none", "there is no")):
+        with pytest.raises(FileError, match=said):
+            tables.table(f"controls + {others}", tmp_path)
+
+
 def test_some_columns_may_be_shown_alone(several: Path) -> None:
     assert tables.table("trees-zero showing KL", several).splitlines()[:3] == [
         "|  | KL ↓ |",

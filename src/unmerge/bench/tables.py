@@ -8,6 +8,7 @@ the summary table of an evaluation (digits, cifar100/trees-zero-0), or "NAME:TAB
 files (cifar100/*-zero-0) it is the mean of every row that all of them have, or with "@ROW" behind it that row of each,
 its mean and its standard deviation. "NAME with NAMES@ROW" adds the mean of a row that only some files have, such as the
 second retrainings, and says whose it is: of other requests, so only what is measured against their own reference.
+"NAME + NAME" joins the rows of runs with the same reference.
 "NAME showing COLUMN, COLUMN" leaves out the other columns, "NAME only ROW | ROW" the other rows.
 """
 
@@ -66,16 +67,29 @@ def table(name: str, results: Path) -> str:
         tables = _tables(file, title or "summary", results)
         shown = _each(tables, row) if row else _means(tables)
     else:
-        path = results / f"{file}.json"
-        if not path.is_file():
-            raise FileError(f"a page shows results:{name}, but there is no {path}. Run the benchmark that writes it.")
-        found = _read(path)
-        shown, settings = found[title or "summary"], found.settings
+        found = [_found(each, results) for each in file.split(" + ")]
+        shown, settings = _joined([each[title or "summary"] for each in found], file), found[0].settings
     if borrowed:
         shown = _with_row(shown, borrowed, title or "summary", results)
     if rows:
         shown = _only(shown, rows.split(" | "))
     return _lines(_showing(shown, columns.split(", ")) if columns else shown, settings)
+
+
+def _joined(tables: list[Table], names: str) -> Table:
+    """The rows of all tables, the first's first; they must have been judged by the same reference."""
+    first, *others = tables
+    cells = dict(first.cells)
+    for other in others:
+        differ = [row for row in other.cells if row in cells and other.cells[row] != cells[row]]
+        if first.reference not in other.cells or differ:
+            raise FileError(
+                f"a page joins results:{names}, and {listing(differ or [str(first.reference)])} is not the same in all. "
+                "Rows of one table need one reference."
+            )
+        cells |= other.cells
+    anchors = dict.fromkeys(anchor for each in tables for anchor in each.anchors)
+    return replace(first, cells=cells, anchors=list(anchors))
 
 
 def _means(tables: Mapping[str, Table]) -> Table:
@@ -164,6 +178,13 @@ def _tables(pattern: str, title: str, results: Path) -> dict[str, Table]:
         raise FileError(f"a page shows results:{pattern}, but there is no such file in {results}.")
     names = [str(path.relative_to(results)).removeprefix(before).removesuffix(f"{after}.json") for path in files]
     return {name: _read(path)[title] for name, path in zip(names, files, strict=True)}
+
+
+def _found(name: str, results: Path) -> Evaluation:
+    path = results / f"{name}.json"
+    if not path.is_file():
+        raise FileError(f"a page shows results:{name}, but there is no {path}. Run the benchmark that writes it.")
+    return _read(path)
 
 
 def _read(path: Path) -> Evaluation:
