@@ -83,8 +83,9 @@ def _joined(tables: list[Table], names: str) -> Table:
     for other in others:
         differ = [row for row in other.cells if row in cells and other.cells[row] != cells[row]]
         if first.reference not in other.cells or differ:
+            rows = listing(differ or [str(first.reference)])
             raise FileError(
-                f"a page joins results:{names}, and {listing(differ or [str(first.reference)])} is not the same in all. "
+                f"a page joins results:{names}, and {rows} is not the same in all. "
                 "Rows of one table need one reference."
             )
         cells |= other.cells
