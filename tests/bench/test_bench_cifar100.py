@@ -171,6 +171,22 @@ def test_every_kind_of_request_is_accepted(
     assert found["settings"]["samples"]["forget"] == forgotten
 
 
+def test_some_classes_alone_are_a_data_set_with_networks_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path
+) -> None:
+    part = ["--classes", "trees+dolphin", "--only", "un-edited", "paper pca"]
+    found = run(monkeypatch, folder, tmp_path, "--task", "trees", *part)
+    assert found["settings"]["classes"] == "trees+dolphin"
+    assert found["settings"]["samples"] == {"forget": 80, "retain": 40, "test": 30}
+    assert "paper" not in found["tables"], "its figures are of all classes"
+    run(monkeypatch, folder, tmp_path, "--task", "trees", "--only", "un-edited")
+    assert len(list(tmp_path.glob("cache/*/finetuned-0.safetensors"))) == 2
+    with pytest.raises(DataError, match=r"no class or superclass 'apple' among the 3 classes that are read"):
+        run(monkeypatch, folder, tmp_path, "--task", "class:apple", *part)
+    with pytest.raises(DataError, match=r"--task class:dolphin\+trees forgets every class"):
+        run(monkeypatch, folder, tmp_path, "--task", "class:dolphin+trees", *part)
+
+
 def test_an_unknown_row_is_answered_with_the_near_name_before_training(
     monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path
 ) -> None:

@@ -54,7 +54,7 @@ def test_requests_are_made_by_class_by_superclass_and_by_several(folder: Path) -
     assert data.classes_of("class:dolphin") == [3]
     assert data.classes_of("dolphin+trees+apple") == [0, 1, 2, 3]
     assert data.classes_of("aquatic mammals") == [3]
-    with pytest.raises(DataError, match=r"no class or superclass 'tree'\. Did you mean 'trees'"):
+    with pytest.raises(DataError, match=r"class or superclass 'tree' among the 4 .* Did you mean 'trees'"):
         data.classes_of("tree")
 
 

@@ -5,6 +5,7 @@
     python -m unmerge.bench.cifar100 --data DIR --task trees --ablate rank lambda
     python -m unmerge.bench.cifar100 --data DIR --task trees --seed 2 --reference 0   # against seed 0's retraining
     python -m unmerge.bench.cifar100 --data DIR --task trees --device cpu --network tiny --subset 20 --epochs 2
+    python -m unmerge.bench.cifar100 --data DIR --task trees --device cpu --network small --classes trees+flowers+wolf
 
 A task is a superclass (trees, aquatic, vehicles, superclass:NAME), classes (class:NAME, several with +), "coherent"
 (half of the images of the trees) or "random" (2,500 images); several are run one after the other, with one fine-tuned
@@ -53,9 +54,12 @@ def main() -> None:
     options = parser(__doc__).parse_args()
     torch.backends.cudnn.benchmark = True
     data = cifar_data.load(options.data).to(options.device)
+    if options.classes is not None:
+        data = data.subset(data.classes_of(options.classes))
     if options.subset is not None:
         data = data.first(options.subset)
-    out = tables_folder(options, "cifar100", trial=options.subset is not None or options.network == "tiny")
+    trial = options.network == "tiny" or not (options.subset is None and options.classes is None)
+    out = tables_folder(options, "cifar100", trial)
     benches = [Benchmark(options, data, task) for task in options.task]
     for bench in benches:
         bench.check()  # a name that is wrong is told before the first of them is trained
@@ -85,7 +89,8 @@ class Benchmark:
                 f"--seed {options.seed} starts from the weights that the retraining of --reference {self.reference} "
                 f"started from, so the two would be alike. Type another, such as --seed {options.seed + 1}."
             )
-        kept = f"{options.network}-{options.init}-{self.schedule.epochs}-{options.subset or 'all'}"
+        part = "-".join(filter(None, [options.classes, str(options.subset or "all")]))
+        kept = f"{options.network}-{options.init}-{self.schedule.epochs}-{part}"
         self.trunk = load_weights(options.checkpoint or packaged_trunk()) if options.init == "pretrained" else {}
         if options.wrong is not None and "init" not in options.ablate:
             raise DataError(f"--wrong {options.wrong} is for the rows of --ablate init. Type --ablate init as well.")
@@ -155,7 +160,7 @@ class Benchmark:
         tables = {**evaluation.tables, "seconds": Table("seconds", [Column("seconds", None, 2)], timed)}
         tables = {"summary": comparison.summary(tables), **tables}
         published = paper.beside(self.task, self.options.init, tables["accuracy"])
-        if published is not None:
+        if published is not None and self.options.classes is None:
             tables["paper"] = published
         settings = {
             **evaluation.settings,
@@ -164,6 +169,7 @@ class Benchmark:
             "reference": self.reference,
             "network": self.options.network,
             "schedule": vars(self.schedule),
+            "classes": self.options.classes,
             "subset": self.options.subset,
             "wrong": None if self.options.wrong is None else str(self.options.wrong),
             "versions": {"unmerge": __version__, "torch": torch.__version__, "python": platform.python_version()},
@@ -184,6 +190,8 @@ class Benchmark:
             return trees & half.to(labels.device), ()
         name = NAMES.get(self.task, self.task)
         classes = self.data.classes_of(name)
+        if len(classes) == len(self.data.classes):
+            raise DataError(f"--task {self.task} forgets every class. Name fewer, or more with --classes.")
         return self.data.train.has(classes), tuple(classes)
 
     def _initial(self, seed: int, trunk: Mapping[str, Tensor] | None = None) -> nn.Module:

@@ -35,7 +35,8 @@ class Cifar100:
             of_super = [label for label, group in enumerate(self.superclass_of) if group == name]
             known = [*self.classes, *dict.fromkeys(self.superclass_of)]
             if name not in known:
-                raise DataError(f"CIFAR-100 has no class or superclass {name!r}. {suggest(name, known)}")
+                among = f"among the {len(self.classes)} classes that are read"
+                raise DataError(f"there is no class or superclass {name!r} {among}. {suggest(name, known)}")
             found += of_super or [self.classes.index(name)]
         return sorted(set(found))
 

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from unmerge.bench.ablations import ABLATIONS
+from unmerge.bench.networks import NETWORKS
 from unmerge.bench.options import positive, table_parser
 
 
@@ -32,11 +33,14 @@ def parser(description: str | None) -> argparse.ArgumentParser:
         type=Path,
         help="for --ablate init: another ResNet-50 (default: one trained here on half of the classes)",
     )
-    found.add_argument(
-        "--network", choices=["tiny", "resnet18", "resnet50"], default="resnet50", help="(default: resnet50)"
-    )
+    found.add_argument("--network", choices=NETWORKS, default="resnet50", help="(default: resnet50)")
     found.add_argument("--fast", action="store_true", help="30 epochs instead of the paper's 100 (15 for 50)")
     found.add_argument("--epochs", type=positive, help="of training, in place of the schedule's")
     found.add_argument("--ablate", nargs="+", choices=[*ABLATIONS, "init"], default=[], help="further rows")
     found.add_argument("--subset", type=positive, help="only the first images of each class, to try things out")
+    found.add_argument(
+        "--classes",
+        metavar="NAMES",
+        help="only these classes and superclasses, such as trees+flowers+wolf, for a machine without a GPU",
+    )
     return found

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 import unmerge
 from unmerge.bench.images import Batches, half_precision
-from unmerge.bench.networks import cifar_resnet
+from unmerge.bench.networks import NETWORKS, cifar_resnet
 from unmerge.bench.stopwatch import Stopwatch, operations
 from unmerge.editing.recalibration import recalibrate
 from unmerge.evaluation import Column, Evaluation, Figure, Table
@@ -42,7 +42,7 @@ _WITH_PASSES = ("first request", "first request: passes", "next request", "next 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=["tiny", "resnet18", "resnet50"], default="resnet18")
+    parser.add_argument("--model", choices=NETWORKS, default="resnet18")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--images", type=int, default=5000, help="size of S (default: 5000)")
     parser.add_argument("--forget", type=int, default=500, help="size of F, a part of S (default: 500)")

@@ -15,10 +15,13 @@ from unmerge.errors import InitError, listing
 _FIRST = "layer1.0.conv1.weight"
 
 _SHAPES: dict[str, tuple[list[int], list[int], str]] = {
-    "tiny": ([16, 32], [1, 1], "basic"),  # to try things out on a CPU
+    "tiny": ([16, 32], [1, 1], "basic"),  # to try things out
+    "small": ([32, 64, 128, 256], [2, 2, 2, 2], "basic"),  # minutes on a CPU
     "resnet18": ([64, 128, 256, 512], [2, 2, 2, 2], "basic"),
     "resnet50": ([256, 512, 1024, 2048], [3, 4, 6, 3], "bottleneck"),
 }
+NETWORKS = tuple(_SHAPES)
+_HALVING = "small"  # its stem halves the image, a quarter of the work
 
 
 def cifar_resnet(name: str, classes: int) -> Any:
@@ -29,7 +32,8 @@ def cifar_resnet(name: str, classes: int) -> Any:
     stem = min(64, sizes[0])
     config = ResNetConfig(embedding_size=stem, hidden_sizes=sizes, depths=depths, layer_type=kind, num_labels=classes)
     model = ResNetForImageClassification(config).eval()
-    model.resnet.embedder.embedder.convolution = nn.Conv2d(3, stem, 3, padding=1, bias=False)
+    stride = 2 if name == _HALVING else 1
+    model.resnet.embedder.embedder.convolution = nn.Conv2d(3, stem, 3, stride, padding=1, bias=False)
     model.resnet.embedder.pooler = nn.Identity()
     return model.to(memory_format=torch.channels_last)
 
