@@ -14,21 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unmerge.data.batches import Forward, check_rereadable
-from unmerge.data.reading import Reading
+from unmerge.data.batches import Forward
 from unmerge.distributed.processes import is_first, together
-from unmerge.editing.binding import check_changeable, check_model
+from unmerge.editing.applying import apply_edit
 from unmerge.editing.edit_file import LAYER_FACTS, check_edit, check_whole, recipe_of
 from unmerge.editing.layer_edit import LayerEdit
-from unmerge.editing.recalibration import norm_inputs, norms_behind
-from unmerge.editing.recalibration import recalibrate as recalibrate_norms
-from unmerge.editing.refitting import refitted
 from unmerge.editing.rewriting import rewritten, surviving_share
-from unmerge.errors import EditError, FileError, RecipeError, listing, warn
-from unmerge.model import ledger as ledgers
-from unmerge.model.evaluating import evaluating
+from unmerge.errors import EditError, FileError, RecipeError
 from unmerge.model.layers import tensor_name, weight_in
-from unmerge.placement.sharded import Whole, is_finite, split_like
+from unmerge.model.ledger import withdraw
+from unmerge.placement.sharded import Whole, split_like
 from unmerge.placement.state import state_of
 from unmerge.recipe import Recipe
 from unmerge.storage.files import put_json, put_tensors, read_tensors, replacing
@@ -68,38 +63,7 @@ class Edit:
         re-estimated and the classifier is refitted (`Recipe.refit`).
         force: apply to other weights than those the edit was fitted on.
         """
-        alpha, head_alpha = self.strengths(alpha, head_alpha)
-        if ledgers.entry_of(model, self) is not None:
-            raise EditError("this model carries this edit already. Call edit.revert(model) first.")
-        check_model(self, model, force)
-        check_changeable(self, model, recalibrates=recalibrate is not None)
-        entry = ledgers.Entry(self, alpha, head_alpha)
-        values = self.changes(state_of(model), alpha, head_alpha)
-        broken = [name for name, value in values.items() if not is_finite(value)]
-        if broken:
-            raise EditError(f"at alpha={alpha:g} the edit makes {listing(broken)} infinite in its type; lower alpha.")
-        before: dict[str, Tensor] = {}
-        if recalibrate is not None:
-            check_rereadable(recalibrate, "recalibrate", "finding the BatchNorms behind the edit")
-            with evaluating(model):
-                first = Reading(model, recalibrate, "recalibrate", forward).few
-            before = norm_inputs(model, first, forward)
-        with ledgers.change(model, entry) as remember:
-            remember(values)
-            ledgers.write(model, values)
-            if recalibrate is not None:
-                norms = norms_behind(before, norm_inputs(model, first, forward))
-                parts = ("running_mean", "running_var", "num_batches_tracked")
-                entry.recalibrated = tuple(tensor_name(norm, part) for norm in norms for part in parts)
-                remember(entry.recalibrated)
-                if norms:
-                    recalibrate_norms(model, norms, recalibrate, forward)
-                    refit = refitted(self, model, entry.present, recalibrate, forward)
-                    remember(refit)
-                    ledgers.write(model, refit)
-                    entry.recalibrated += tuple(refit)
-                else:
-                    warn("recalibrate= is given, but no BatchNorm lies behind the edited layers: nothing is estimated.")
+        apply_edit(self, model, *self.strengths(alpha, head_alpha), recalibrate, forward, force)
         return model
 
     def is_same(self, other: Edit) -> bool:
@@ -111,7 +75,7 @@ class Edit:
 
     def revert(self, model: nn.Module, *, force: bool = False) -> nn.Module:
         """Take the edit out again: the weights are bit-identical to before; other edits stay."""
-        ledgers.withdraw(model, self, force)
+        withdraw(model, self, force)
         return model
 
     @contextmanager

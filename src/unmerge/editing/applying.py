@@ -1,0 +1,68 @@
+"""Applying an edit to a model: every check first, then all layers or none, then what lies behind them follows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from unmerge.data.batches import Forward, check_rereadable
+from unmerge.data.reading import Reading
+from unmerge.editing.binding import check_changeable, check_model
+from unmerge.editing.recalibration import norm_inputs, norms_behind, recalibrate
+from unmerge.editing.refitting import refitted
+from unmerge.errors import EditError, listing, warn
+from unmerge.model import ledger as ledgers
+from unmerge.model.evaluating import evaluating
+from unmerge.model.layers import tensor_name
+from unmerge.placement.sharded import is_finite
+from unmerge.placement.state import state_of
+
+if TYPE_CHECKING:
+    from unmerge.editing.edit import Edit
+
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+
+
+def apply_edit(
+    edit: Edit,
+    model: nn.Module,
+    alpha: float,
+    head_alpha: float,
+    retained: Iterable[Any] | None,
+    forward: Forward | None,
+    force: bool,
+) -> None:
+    """Change the model in place, and with `retained` data re-estimate and refit what the edit left behind it."""
+    if ledgers.entry_of(model, edit) is not None:
+        raise EditError("this model carries this edit already. Call edit.revert(model) first.")
+    check_model(edit, model, force)
+    check_changeable(edit, model, recalibrates=retained is not None)
+    entry = ledgers.Entry(edit, alpha, head_alpha)
+    values = edit.changes(state_of(model), alpha, head_alpha)
+    broken = [name for name, value in values.items() if not is_finite(value)]
+    if broken:
+        raise EditError(f"at alpha={alpha:g} the edit makes {listing(broken)} infinite in its type; lower alpha.")
+    before: dict[str, Tensor] = {}
+    if retained is not None:
+        check_rereadable(retained, "recalibrate", "finding the BatchNorms behind the edit")
+        with evaluating(model):
+            first = Reading(model, retained, "recalibrate", forward).few
+        before = norm_inputs(model, first, forward)
+    with ledgers.change(model, entry) as remember:
+        remember(values)
+        ledgers.write(model, values)
+        if retained is None:
+            return
+        norms = norms_behind(before, norm_inputs(model, first, forward))
+        if not norms:
+            warn("recalibrate= is given, but no BatchNorm lies behind the edited layers: nothing is estimated.")
+            return
+        entry.recalibrated = tuple(tensor_name(norm, part) for norm in norms for part in _STATISTICS)
+        remember(entry.recalibrated)
+        recalibrate(model, norms, retained, forward)
+        classifier = refitted(edit, model, entry.present, retained, forward)
+        remember(classifier)
+        ledgers.write(model, classifier)
+        entry.recalibrated += tuple(classifier)
