@@ -23,6 +23,7 @@ from unmerge.recipe import Recipe
 from unmerge.requests.request import Request
 from unmerge.solving.fitting import Fitted
 from unmerge.solving.heads import check_removal, removal
+from unmerge.solving.settling import Settled
 from unmerge.version import VERSION
 
 LOW_SHARE = 0.9  # of the variance that a sketch should hold
@@ -31,23 +32,24 @@ LOW_SHARE = 0.9  # of the variance that a sketch should hold
 def finished_edit(
     model: nn.Module,
     fitted: Fitted,
+    settled: Settled,
     request: Request,
-    recipe: Recipe,
     asked: Recipe,
     init: Init,
     verdict: Verdict | None,
     edits_set_aside: bool,
+    seconds: Mapping[str, float],
 ) -> Edit:
     """The edit of these layers with all that is recorded beside it; `asked` is the recipe before "auto" was settled."""
-    layers = fitted.layers
-    names = [name for name in fitted.names if name in request.statistics.shift_to]
+    recipe, layers = settled.recipe, fitted.layers
+    names = [name for name in settled.names if name in request.statistics.shift_to]
     check_removal(model, request, layers, recipe)
     removed, why_not_removed = removal(model, request, layers, recipe)
     statistics = request.statistics
     notes: dict[str, Any] = {
         "left_out": {
             **statistics.left_out,
-            **dict.fromkeys(fitted.unchanged, "has the same weight in init: fine-tuning left it alone"),
+            **dict.fromkeys(settled.unchanged, "has the same weight in init: fine-tuning left it alone"),
         },
         "spanned_by_retain": [name for name in names if name not in layers],
         "mean_left_free": [name for name in layers if recipe.mean == "auto" and statistics.shift_to[name] is None],
@@ -90,7 +92,7 @@ def finished_edit(
             "samples": {name: part.samples for name, part in samples.items() if part is not None},
             "classes": list(request.classes),
             "init": str(init) if isinstance(init, (str, Path)) else type(init).__name__,
-            "seconds": {phase: round(value, 4) for phase, value in fitted.seconds.items()},
+            "seconds": {phase: round(value, 4) for phase, value in seconds.items()},
             "verdict": None if verdict is None else asdict(verdict),
             "choices": _choices(
                 request,

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from unmerge.editing.layer_edit import LayerEdit
 from unmerge.errors import LayerError
 from unmerge.linalg.products import full_precision
-from unmerge.model.initial import TaskVectors
 from unmerge.model.layers import beyond_lora, is_transposed, layer_of, tensor_name, weight_matrix
 from unmerge.recipe import Recipe
 from unmerge.requests.request import Request
@@ -22,6 +21,7 @@ from unmerge.solving.directions import Directions, coefficients_of, directions, 
 from unmerge.solving.doses import Doses
 from unmerge.solving.heads import head_alone
 from unmerge.solving.pooling import pools_as_counted, pools_of, retain_mean
+from unmerge.solving.settling import Settled
 
 
 @dataclass
@@ -31,9 +31,6 @@ class Fitted:
     layers: dict[str, LayerEdit] = field(default_factory=dict)
     sketches: dict[str, Mapping[str, float]] = field(default_factory=dict)  # `Directions.sketch` of each such layer
     head_alone: bool = False  # whether the classifier has `head_directions`: no row need go
-    names: list[str] = field(default_factory=list)  # the layers that are to be edited
-    unchanged: list[str] = field(default_factory=list)  # those in which fine-tuning left nothing to take back
-    seconds: Mapping[str, float] = field(default_factory=dict)  # a phase
 
 
 class Clock:
@@ -52,17 +49,10 @@ class Clock:
         self.seconds[phase] += time.perf_counter() - start
 
 
-def fit_layers(
-    fitted: Fitted,
-    model: nn.Module,
-    names: list[str],
-    task_vectors: TaskVectors,
-    request: Request,
-    recipe: Recipe,
-    clock: Clock,
-    doses: Doses,
-) -> None:
-    """Add the bases and coefficients of some layers; those that share their input share their bases."""
+def fit_layers(fitted: Fitted, model: nn.Module, request: Request, settled: Settled, clock: Clock) -> None:
+    """Add the bases and coefficients of a part's layers; those that share their input share their bases."""
+    recipe, task_vectors, names = settled.recipe, settled.task_vectors, settled.of(request)
+    doses = Doses.of(model, settled.names, request, recipe)
     known: dict[tuple[int, ...], Directions] = {}
     head = head_alone(model, request, names, recipe)
 
