@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 from test_networks import torchvision_name
 
+from terminal import Terminal
 from unmerge.bench import cifar100, paper
 from unmerge.bench.caching import file_checksum
 from unmerge.bench.cifar_options import parser
@@ -66,6 +67,18 @@ def test_a_task_is_run_written_and_not_trained_twice(
         network.unlink()  # its answers are enough
     again = run(monkeypatch, folder, tmp_path, "--task", "trees", "--floor", "--only", *rows)
     assert again["tables"] == first["tables"]
+
+
+def test_a_terminal_shows_rows_and_models_that_are_left_and_lines_stand_above_the_bars(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    run(monkeypatch, folder, tmp_path, "--task", "trees", "--only", "un-edited", "logit mask")
+    for bar in ("finetuned-0:   0%", "trees: rows:   0%", "0/2", "evaluating:   0%", "0/3"):
+        assert bar in terminal.getvalue(), bar
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in said[:4]] == ["finetuned-0", "retrained-trees-0", "un-edited", "logit mask"]
 
 
 def test_several_tasks_share_one_network_and_a_wrong_name_is_told_before_training(

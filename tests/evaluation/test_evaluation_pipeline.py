@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from networks import batched, cnn, mlp, request, samples, split
+from terminal import Terminal
 from unmerge.errors import DataError, LayerError, UnmergeWarning
 from unmerge.evaluation import Outputs, evaluate, outputs
 from unmerge.evaluation.pipeline import AXES
@@ -43,6 +44,16 @@ def models(splits: dict[str, list]) -> dict[str, nn.Module]:
         masked.fc.weight[0] = 0
         masked.fc.bias[0] = -1e4
     return {"tuned": tuned, "masked": masked, "retrained": trained(0, "retain"), "again": trained(1, "retain")}
+
+
+def test_a_terminal_shows_how_many_models_are_left(
+    monkeypatch: pytest.MonkeyPatch, models: dict[str, nn.Module], splits: dict[str, list]
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    evaluate({"tuned": models["tuned"], "masked": models["masked"]}, models["retrained"], splits, ["accuracy"])
+    assert "evaluating:   0%" in terminal.getvalue()
+    assert "0/3" in terminal.getvalue()
 
 
 def test_full_table(models: dict[str, nn.Module], splits: dict[str, list], tmp_path: Path) -> None:

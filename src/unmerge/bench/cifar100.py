@@ -8,10 +8,10 @@
     python -m unmerge.bench.cifar100 --data DIR --task trees --device cpu --network small --classes trees+flowers+wolf
 
 A task is a superclass (trees, aquatic, vehicles, superclass:NAME), classes (class:NAME, several with +), "coherent"
-(half of the images of the trees) or "random" (2,500 images); several are run one after the other, with one fine-tuned
-network. Networks and answers are kept in --cache after each stage, so that a run goes on where it stopped and a
-reference is trained once. Writes TASK-INIT-SEED.json and .md in --out (SEED-by-REFERENCE where the retrained model has
-another seed).
+(half of the images of the trees) or "random" (a twentieth of all images); several are run one after the other, with
+one fine-tuned network. Networks and answers are kept in --cache after each stage, so that a run goes on where it
+stopped and a reference is trained once. Writes TASK-INIT-SEED.json and .md in --out (SEED-by-REFERENCE where the
+retrained model has another seed).
 """
 
 from __future__ import annotations
@@ -35,9 +35,11 @@ from unmerge.bench.caching import file_checksum, short_checksum
 from unmerge.bench.cifar_options import parser
 from unmerge.bench.images import Images
 from unmerge.bench.networks import cifar_resnet, load_trunk, packaged_trunk
+from unmerge.bench.notes import note
 from unmerge.bench.options import tables_folder
 from unmerge.bench.tasks import Task, task_of
 from unmerge.bench.training import SCHEDULES, train
+from unmerge.data.batches import progress
 from unmerge.errors import DataError, UnmergeWarning, suggest
 from unmerge.evaluation import Column, Evaluation, Figure, Outputs, Table, evaluate, outputs
 from unmerge.evaluation.accuracy import accuracy
@@ -47,7 +49,6 @@ from unmerge.storage.files import load_weights, write_json, write_weights
 AXES = ("accuracy", "entanglement", "membership", "fidelity", "decodability", "calibration")
 FEATURES = 2500  # samples a split whose features are kept
 NAMES = {"trees": "trees", "aquatic": "aquatic_mammals", "vehicles": "vehicles_1"}  # the paper's tasks
-RANDOM = 2500
 
 
 def main() -> None:
@@ -125,7 +126,8 @@ class Benchmark:
         task = replace(task, retrained=shares)
         found: dict[str, Outputs] = {}
         seconds: dict[str, float] = {}
-        for name, method in self._rows(task).items():
+        rows = self._rows(task)
+        for name, method in progress(rows.items(), f"{self.task}: rows", len(rows), "row"):
             found[name], seconds[name] = self._timed_outputs(name, method, task)
         return task, found, seconds, answers, floor
 
@@ -182,7 +184,7 @@ class Benchmark:
         labels = self.data.train.labels
         generator = torch.Generator().manual_seed(0)  # the same request for every seed of training
         if self.task == "random":
-            order = torch.randperm(len(labels), generator=generator)[: min(RANDOM, len(labels) // 20)]
+            order = torch.randperm(len(labels), generator=generator)[: len(labels) // 20]
             return torch.zeros(len(labels), dtype=torch.bool).index_fill_(0, order, True).to(labels.device), ()
         if self.task == "coherent":
             trees = self.data.train.has(self.data.classes_of("trees"))
@@ -222,7 +224,7 @@ class Benchmark:
         settings = vars(self.schedule)
         train(model, images, seed=seed, what=name, **settings)
         write_weights(path, model.state_dict())
-        print(f"{name}: trained in {time.perf_counter() - start:.0f} s", flush=True)
+        note(f"{name}: trained in {time.perf_counter() - start:.0f} s")
         return model
 
     def _answer(self, model: nn.Module, task: Task, name: str, path: Path) -> None:
@@ -245,7 +247,7 @@ class Benchmark:
             seconds = time.perf_counter() - start
             self._answer(model, task, name, path)
             write_json(record, {"seconds": seconds})
-            print(f"{name}: {seconds:.2f} s", flush=True)
+            note(f"{name}: {seconds:.2f} s")
         return Outputs.load(path), json.loads(record.read_text())["seconds"]
 
 

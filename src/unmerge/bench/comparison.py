@@ -12,11 +12,11 @@ from functools import partial
 from typing import Any
 
 from torch import nn
-from tqdm.auto import tqdm
 
 import unmerge
 from unmerge import baselines
 from unmerge.bench.tasks import Task
+from unmerge.data.batches import progress
 from unmerge.errors import UnmergeWarning
 from unmerge.evaluation import Column, Evaluation, Figure, Table, evaluate
 from unmerge.measures import accuracy
@@ -49,7 +49,7 @@ def compared(task: Task, *, fast: bool = False, seed: int = 0) -> Evaluation:
     chosen = dict(methods(task, fast, seed))
     models: dict[str, nn.Module] = {}
     seconds: dict[str, float] = {}
-    for name, method in tqdm(chosen.items(), desc="methods", disable=None, leave=False):
+    for name, method in progress(chosen.items(), "methods", len(chosen), "method"):
         start = time.perf_counter()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UnmergeWarning)  # the paper's rank of 128 is more than small layers have

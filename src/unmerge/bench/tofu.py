@@ -35,10 +35,12 @@ from unmerge import __version__
 from unmerge.baselines.language import LanguageTraining
 from unmerge.bench import tofu_data, tofu_models
 from unmerge.bench.caching import short_checksum
+from unmerge.bench.notes import note
 from unmerge.bench.options import positive, table_parser, tables_folder
 from unmerge.bench.tofu_explore import cells, explored
 from unmerge.bench.tofu_methods import Made, Request, methods, warm_up
 from unmerge.bench.tofu_tables import AGAIN, BASE, FINE_TUNED, RETRAINED, original, tables
+from unmerge.data.batches import progress
 from unmerge.errors import DataError, UnmergeWarning, suggest
 from unmerge.evaluation import Evaluation
 from unmerge.evaluation.language import Answers, Encoded, Question, ask, metrics, score, write_evaluation
@@ -97,7 +99,8 @@ class Benchmark:
                 warm_up(request)
         answers: dict[str, Answers] = {}
         records: dict[str, dict[str, Any]] = {}
-        for name, make in (makers | chosen).items():
+        makers |= chosen
+        for name, make in progress(makers.items(), "rows", len(makers), "row"):
             answers[name], records[name] = self._answered(name, make)
         found = {
             name: metrics(own, self.data.splits, answers[RETRAINED], answers[BASE]) for name, own in answers.items()
@@ -148,7 +151,7 @@ class Benchmark:
         training = LanguageTraining(**vars(self.training) | {"seed": self.training.seed + offset})
         tofu_models.fine_tune(model, self._encoded(questions), training, name)
         write_weights(path, model.state_dict())
-        print(f"{name}: trained in {time.perf_counter() - start:.0f} s", flush=True)
+        note(f"{name}: trained in {time.perf_counter() - start:.0f} s")
         return model
 
     def _answered(self, name: str, make: Callable[[], Made]) -> tuple[Answers, dict[str, Any]]:
@@ -161,7 +164,7 @@ class Benchmark:
             options = {"new_tokens": self.options.new_tokens, "what": name}
             ask(made.model, self.tokenizer, self.data.splits, tofu_data.ASKED, **options).save(path)
             write_json(record, {"seconds": made.seconds, **made.notes})
-            print(f"{name}: {made.seconds:.2f} s", flush=True)
+            note(f"{name}: {made.seconds:.2f} s")
         return Answers.load(path), json.loads(record.read_text())
 
     def _encoded(self, questions: list[Question]) -> list[Encoded]:

@@ -212,10 +212,10 @@ def length_of(data: Any) -> int | None:
         return None
 
 
-def progress(data: Iterable[Item], what: str, total: int | None) -> Iterable[Item]:
+def progress(data: Iterable[Item], what: str, total: int | None, unit: str = "batch") -> Iterable[Item]:
     """The same with a progress bar on a terminal; of several processes the first shows it."""
     hidden = None if is_first() else True  # None: only where there is a terminal
-    return tqdm(data, desc=what, total=total, unit="batch", disable=hidden, leave=False)
+    return tqdm(data, desc=what, total=total, unit=unit, disable=hidden, leave=False)
 
 
 def first_batch(data: Iterable[Any], what: str) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from unmerge.data.batches import Forward, check_rereadable
+from unmerge.data.batches import Forward, check_rereadable, progress
 from unmerge.distributed.processes import same_everywhere, together
 from unmerge.errors import DataError, suggest, warn
 from unmerge.evaluation import (
@@ -84,7 +84,7 @@ def evaluate(
     first: Outputs
     retrained: Subject | None = None
     observed: dict[str, Any] = {}
-    for name, model in rows.items():
+    for name, model in progress(rows.items(), "evaluating", len(rows), "model"):
         found = model
         if isinstance(model, nn.Module):
             found = outputs(model, splits, features=features, keep_features=keep, forward=forward, seed=seed, name=name)
