@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from unmerge.bench.comparison import compared
+from unmerge.bench.comparison import as_deep, compared
+from unmerge.bench.networks import cifar_resnet
 from unmerge.bench.tasks import digit_tasks, random_digits
 from unmerge.evaluation import Evaluation
 
@@ -34,6 +35,14 @@ def test_the_edit_is_near_retraining_where_a_mask_is_not(found: Evaluation) -> N
     assert unmerge["ToW"].value > 0.98
     assert mask["ToW"].value > 0.98
     assert unmerge["feature gap"].value < 0.5 * mask["feature gap"].value
+
+
+@pytest.mark.parametrize(("network", "skipped"), [("resnet50", [35, 40, 45]), ("resnet18", [13, 15, 17])])
+def test_the_paper_s_depths_are_its_own_on_its_network_and_the_same_share_of_others(
+    network: str, skipped: list[int]
+) -> None:
+    model = cifar_resnet(network, 10)
+    assert [as_deep(model, skip) for skip in (35, 40, 45)] == skipped
 
 
 def test_random_samples_make_no_class_request() -> None:

@@ -8,67 +8,66 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from unmerge.bench.comparison import edited, paper_cell
+from unmerge.bench.comparison import as_deep, edited, paper_cell
 from unmerge.bench.tasks import Task
 from unmerge.model.initial import Init
 from unmerge.recipe import Recipe
 
 Rows = Iterator[tuple[str, Recipe]]
-Cell = Callable[[str], Recipe]  # the paper's configuration of a variant
 
 
-def _terms(cell: Cell) -> Rows:
+def _terms(task: Task) -> Rows:
     for name, lam, gamma in (("projection", 0, 0), ("retain term", 50, 0), ("size term", 0, 0.5), ("both", 50, 0.5)):
-        yield name, cell("cav-kmeans").but(lam=lam, gamma=gamma)
+        yield name, paper_cell(task, "cav-kmeans").but(lam=lam, gamma=gamma)
 
 
-def _solver(cell: Cell) -> Rows:
+def _solver(task: Task) -> Rows:
     for variant in ("pca", "cav-kmeans"):
-        yield f"{variant}, projection", cell(variant).but(solver="exact", lam=0, gamma=0)
+        yield f"{variant}, projection", paper_cell(task, variant).but(solver="exact", lam=0, gamma=0)
         for solver in ("exact", "budgeted", "soft-threshold"):
-            yield f"{variant}, {solver}", cell(variant).but(solver=solver)
+            yield f"{variant}, {solver}", paper_cell(task, variant).but(solver=solver)
 
 
-def _rank(cell: Cell) -> Rows:
+def _rank(task: Task) -> Rows:
     for variant in ("pca", "cav-kmeans"):
         for rank in (8, 16, 32, 64, 128):
-            yield f"{variant}, rank {rank}", cell(variant).but(rank=rank, retain_rank=rank)
+            yield f"{variant}, rank {rank}", paper_cell(task, variant).but(rank=rank, retain_rank=rank)
 
 
-def _skip(cell: Cell) -> Rows:
-    for skip in (35, 40, 45, 50):
-        yield f"cav-kmeans, skip {skip}", cell("cav-kmeans").but(skip_layers=skip)
+def _skip(task: Task) -> Rows:
+    for skip in (as_deep(task.model, skip) for skip in (35, 40, 45, 50)):
+        yield f"cav-kmeans, skip {skip}", paper_cell(task, "cav-kmeans").but(skip_layers=skip)
         yield f"default, skip {skip}", Recipe(skip_layers=skip)
 
 
-def _lambda(cell: Cell) -> Rows:
+def _lambda(task: Task) -> Rows:
     for lam in (1, 5, 10, 20, 50):
-        yield f"cav-kmeans, lambda {lam}", cell("cav-kmeans").but(lam=lam)
+        yield f"cav-kmeans, lambda {lam}", paper_cell(task, "cav-kmeans").but(lam=lam)
         yield f"lda, lambda {lam}", Recipe(basis="lda", lam=lam)
 
 
-def _strength(_: Cell) -> Rows:
+def _strength(_: Task) -> Rows:
     for alpha in (0.6, 0.87, 1.15, 1.3):  # 0.87: the mean of the two edits, once
         yield f"default, alpha {alpha:g}", Recipe(alpha=alpha)
 
 
-def _early(_: Cell) -> Rows:
+def _early(_: Task) -> Rows:
     for share in (0.0, 0.5, 1.0):  # 1: as strong in every layer
         yield f"default, early layers x{share:g}", Recipe(early_strength=share)
 
 
-def _refit(_: Cell) -> Rows:
+def _refit(_: Task) -> Rows:
     yield "default, classifier not refitted", Recipe(refit=None)
     for ridge in (0.01, 1.0):
         yield f"default, classifier refitted with ridge {ridge:g}", Recipe(refit=ridge)
 
 
-def _head(_: Cell) -> Rows:
+def _head(_: Task) -> Rows:
     for times in (0.0, 0.5, 2.0):
         yield f"default, no row removed, outputs lowered x{times:g}", Recipe(head="edit", head_strength=times)
 
 
-ABLATIONS: dict[str, Callable[[Cell], Rows]] = {
+ABLATIONS: dict[str, Callable[[Task], Rows]] = {
     "terms": _terms,
     "solver": _solver,
     "rank": _rank,
@@ -100,7 +99,7 @@ def inits(
 
 def ablated(task: Task, name: str) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
     """Name and maker of each row of an ablation."""
-    for row, recipe in ABLATIONS[name](partial(paper_cell, task)):
+    for row, recipe in ABLATIONS[name](task):
         yield f"{name}: {row}", partial(_made, task, recipe)
 
 

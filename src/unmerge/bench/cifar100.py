@@ -59,8 +59,8 @@ def main() -> None:
         data = data.subset(data.classes_of(options.classes))
     if options.subset is not None:
         data = data.first(options.subset)
-    trial = options.network == "tiny" or not (options.subset is None and options.classes is None)
-    out = tables_folder(options, "cifar100", trial)
+    is_whole = options.network == "resnet50" and options.subset is None and options.classes is None
+    out = tables_folder(options, "cifar100", trial=not is_whole)
     benches = [Benchmark(options, data, task) for task in options.task]
     for bench in benches:
         bench.check()  # a name that is wrong is told before the first of them is trained
@@ -135,7 +135,8 @@ class Benchmark:
         """That the request and its rows are known; nothing is trained for it."""
         _, classes = self.request()
         init: Init = "zero" if self.options.init == "zero" else {}
-        self._rows(Task(self.task, nn.Identity(), {}, forget=(), retain=(), test=(), classes=classes, init=init))
+        untrained = cifar_resnet(self.options.network, len(self.data.classes))
+        self._rows(Task(self.task, untrained, {}, forget=(), retain=(), test=(), classes=classes, init=init))
 
     def _rows(self, task: Task) -> dict[str, Callable[[], nn.Module]]:
         """Name and maker of the rows that were asked for."""

@@ -20,9 +20,11 @@ from unmerge.data.batches import progress
 from unmerge.errors import UnmergeWarning
 from unmerge.evaluation import Column, Evaluation, Figure, Table, evaluate
 from unmerge.measures import accuracy
+from unmerge.model.layers import candidates
 from unmerge.recipe import Recipe
 
 RATES = (1.0, 10.0, 100.0)  # times the paper's learning rate
+_PAPER_DEPTH = 53  # convolutions of its ResNet-50
 ALL_AXES = ("accuracy", "entanglement", "membership", "fidelity", "decodability", "relearning", "calibration")
 FAST_AXES = ("accuracy", "entanglement", "fidelity", "decodability")
 SUMMARY = {  # column of the summary: table and column that it is taken from
@@ -114,8 +116,15 @@ def methods(
 
 
 def paper_cell(task: Task, variant: str) -> Recipe:
-    """The paper's configuration of a variant for the initial weights of a task, with alpha left open."""
-    return Recipe.paper(variant, "zero" if task.init == "zero" else "pretrained").but(alpha=None)
+    """The paper's configuration of a variant for a task's initial weights and depth, with alpha left open."""
+    recipe = Recipe.paper(variant, "zero" if task.init == "zero" else "pretrained")
+    assert isinstance(recipe.skip_layers, int)
+    return recipe.but(alpha=None, skip_layers=as_deep(task.model, recipe.skip_layers))
+
+
+def as_deep(model: nn.Module, skip: int) -> int:
+    """The `skip_layers` that is to this model what `skip` is to the paper's ResNet-50."""
+    return round(skip * (len(candidates(model)) - 1) / _PAPER_DEPTH)
 
 
 def edited(
