@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from full_disk import full_after
-from networks import CONVOLUTIONS, batched, cnn, conv1d_net, convolution_net, hf_vit, mlp, request
-from unmerge import Edit, LayerEdit, Recipe, fit, search_alpha
+from networks import CONVOLUTIONS, batched, cnn, conv1d_net, convolution_net, hf_vit, mlp, request, samples
+from unmerge import Edit, LayerEdit, Recipe, collect, fit, search_alpha
 from unmerge.errors import EditError, FileError
 from unmerge.model.layers import from_matrix
 from unmerge.storage.files import read_tensors, write_tensors
@@ -171,8 +171,60 @@ def test_tensors_made_in_inference_mode_are_refused_and_leave_no_trace():
     for _ in range(2):
         with pytest.raises(EditError, match="inference_mode"):
             edit.apply(model, 1.0, force=True)
+    before = bits(model)
     with torch.inference_mode():
         edit.apply(model, 1.0, force=True)
+    for _ in range(2):
+        with pytest.raises(EditError, match="inference_mode"):
+            edit.revert(model)
+    with torch.inference_mode():
+        assert edit.revert(model) is model
+    assert_bits(model, before)
+
+
+def test_of_two_edits_on_tensors_of_inference_mode_each_can_still_be_taken_out():
+    first, second = edit_of(mlp()), edit_of(mlp(), recipe=EDITED)
+    with torch.inference_mode():
+        model = mlp()
+        before = bits(model)
+        first.apply(model, 1.0, force=True)
+        second.apply(model, 1.0, force=True)
+    with pytest.raises(EditError, match="inference_mode"):
+        first.revert(model)
+    with torch.inference_mode():
+        first.revert(model)
+        second.revert(model)
+    assert_bits(model, before)
+
+
+def test_a_fit_that_cannot_set_edits_aside_changes_nothing():
+    edit = edit_of(mlp())
+    with torch.inference_mode():
+        model = mlp()
+    statistics = collect(model, [samples((6,), [0, 1, 2, 3] * 10)])
+    with torch.inference_mode():
+        edit.apply(model, 1.0, force=True)
+    edited = bits(model)
+    with pytest.raises(EditError, match="inference_mode"):
+        fit(model, classes=[1], statistics=statistics, init="zero")
+    assert_bits(model, edited)
+
+
+@pytest.mark.parametrize("what", ["buffers", "everything"])
+def test_recalibration_of_tensors_of_inference_mode_is_refused_and_leaves_no_trace(what: str):
+    data = [samples((3, 6, 6), [0, 1, 2] * 8)]
+    edit = edit_of(cnn(), (3, 6, 6))
+    with torch.inference_mode(what == "everything"):
+        model = cnn()
+    for norm in (module for module in model.modules() if isinstance(module, nn.BatchNorm2d)):
+        with torch.inference_mode():
+            norm.running_mean, norm.running_var = norm.running_mean.clone(), norm.running_var.clone()
+    before = bits(model)
+    with torch.inference_mode(what == "everything"), pytest.raises(EditError, match="inference_mode"):
+        edit.apply(model, 1.0, recalibrate=data, force=True)
+    assert_bits(model, before)
+    with pytest.raises(EditError, match="does not carry"):
+        edit.revert(model)
 
 
 def test_a_replaced_layer_cannot_be_reverted_and_the_edit_stays_known():

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from unmerge.data.batches import Forward, check_rereadable
 from unmerge.data.reading import Reading
-from unmerge.editing.binding import check_changeable, check_model
+from unmerge.editing.binding import check_model
 from unmerge.editing.recalibration import norm_inputs, norms_behind, recalibrate
 from unmerge.editing.refitting import refitted
 from unmerge.errors import EditError, listing, warn
@@ -38,7 +39,6 @@ def apply_edit(
     if ledgers.entry_of(model, edit) is not None:
         raise EditError("this model carries this edit already. Call edit.revert(model) first.")
     check_model(edit, model, force)
-    check_changeable(edit, model, recalibrates=retained is not None)
     entry = ledgers.Entry(edit, alpha, head_alpha)
     values = edit.changes(state_of(model), alpha, head_alpha)
     broken = [name for name, value in values.items() if not is_finite(value)]
@@ -60,6 +60,8 @@ def apply_edit(
             warn("recalibrate= is given, but no BatchNorm lies behind the edited layers: nothing is estimated.")
             return
         entry.recalibrated = tuple(tensor_name(norm, part) for norm in norms for part in _STATISTICS)
+        with torch.inference_mode(False):  # as recalibration has it, whatever mode this is
+            ledgers.check_changeable(state_of(model), [*entry.present, *entry.recalibrated])
         remember(entry.recalibrated)
         recalibrate(model, norms, retained, forward)
         classifier = refitted(edit, model, entry.present, retained, forward)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor, nn
 
 from unmerge.errors import EditError, listing
@@ -34,18 +33,6 @@ def check_model(edit: Edit, model: nn.Module, force: bool = False) -> None:
         original = {name: before.get(name, tensor) for name, tensor in mine.items()}
         if differences(fingerprint(original), edit.weights):
             raise other_weights(edit, changed)
-
-
-def check_changeable(edit: Edit, model: nn.Module, recalibrates: bool) -> None:
-    """Refuse tensors that torch does not let anyone change."""
-    state = state_of(model)
-    made = [name for name in edit.touched if state[name].is_inference()]
-    # Inside inference mode they can be written; recalibration leaves it, as forward passes elsewhere do.
-    if made and (recalibrates or not torch.is_inference_mode_enabled()):
-        raise EditError(
-            f"{listing(made)} were made under torch.inference_mode(), so torch refuses to change them. Make or load "
-            "the model outside of it; torch.no_grad() does not have this effect."
-        )
 
 
 def check_shapes(edit: Edit, state: Mapping[str, Tensor]) -> None:

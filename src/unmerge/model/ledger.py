@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -118,14 +118,14 @@ def withdraw(model: nn.Module, edit: Edit, force: bool) -> None:
             f"{listing(changed)} changed after the edit was applied; reverting would discard that. "
             "Pass force=True to restore the weights from before the edit."
         )
-    is_last = ledger.entries[-1] is entry
-    ledger.entries.remove(entry)
-    if is_last:
+    if ledger.entries[-1] is entry:
         write(model, entry.present)
+        ledger.entries.remove(entry)
         _settle(model, ledger)
         return
-    lost = any(other.recalibrated for other in ledger.entries)
-    _rebuild(model, ledger)
+    others = [other for other in ledger.entries if other is not entry]
+    lost = any(other.recalibrated for other in others)
+    _rebuild(model, ledger, others)
     if lost:
         warn(
             "the BatchNorm statistics and classifier rows of the edits that stay were estimated with this one in place "
@@ -176,15 +176,16 @@ def as_collected(model: nn.Module, weights: dict[str, str] | None) -> Iterator[b
         yield True
 
 
-def _rebuild(model: nn.Module, ledger: Ledger) -> None:
-    """Write the tensors from before with the remaining edits, each with what it now finds."""
+def _rebuild(model: nn.Module, ledger: Ledger, entries: list[Entry]) -> None:
+    """Write the tensors from before with these edits alone, each with what it now finds."""
     values = dict(ledger.before)
-    for entry in ledger.entries:
-        entry.recalibrated = ()
+    rebuilt = []
+    for entry in entries:
         changes = entry.edit.changes(values, entry.alpha, entry.head_alpha)
-        entry.present = {name: values[name] for name in changes}
+        rebuilt.append(replace(entry, recalibrated=(), present={name: values[name] for name in changes}))
         values.update(changes)
     write(model, values)
+    ledger.entries[:] = rebuilt
     _settle(model, ledger)
 
 
@@ -199,9 +200,20 @@ def _settle(model: nn.Module, ledger: Ledger) -> None:
 
 
 def write(model: nn.Module, values: Mapping[str, Tensor]) -> None:
-    """Copy values into the model's tensors."""
+    """Copy values into the model's tensors, all or none."""
     state = state_of(model)
+    check_changeable(state, values)
     with torch.no_grad():
         for name, value in values.items():
             state[name].copy_(value)
     torch.clear_autocast_cache()  # which would go on with half-precision copies of the weights from before
+
+
+def check_changeable(state: Mapping[str, Tensor], names: Iterable[str]) -> None:
+    """Refuse tensors that were made in inference mode, which torch lets nobody change outside of it."""
+    made = [name for name in names if state[name].is_inference()]
+    if made and not torch.is_inference_mode_enabled():
+        raise EditError(
+            f"{listing(made)} were made under torch.inference_mode(), so torch refuses to change them. Make or load "
+            "the model outside of it; torch.no_grad() does not have this effect."
+        )
