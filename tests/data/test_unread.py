@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -20,7 +21,7 @@ LABELS = torch.tensor([0, 1, 2, 0, 1, 2])
     ("batch", "told"),
     [
         ((INPUTS, LABELS.tolist()), "a list: pass torch.tensor"),
-        ((INPUTS, LABELS.numpy()), "a ndarray: pass torch.tensor"),
+        ((INPUTS, LABELS.numpy()), "an ndarray: pass torch.tensor"),
         ((INPUTS, LABELS.double()), r"torch.float64: pass it .long()"),
         ((INPUTS, LABELS.unsqueeze(1)), ".squeeze(1).long()"),
         ((INPUTS, torch.nn.functional.one_hot(LABELS)), ".argmax(1)"),
@@ -28,6 +29,10 @@ LABELS = torch.tensor([0, 1, 2, 0, 1, 2])
         ({"x": INPUTS, "labels": LABELS.tolist()}, "'labels' is a list"),
         ({"x": INPUTS, "label": LABELS}, "called 'label': rename them to 'labels'"),
         ({"x": INPUTS, "label_ids": LABELS}, "called 'label_ids'"),
+        ({"x": INPUTS, "label": LABELS.tolist()}, "'label' is a list: pass torch.tensor(...) of it, and rename it"),
+        ({"x": INPUTS, "targets": LABELS.numpy()}, "'targets' is an ndarray"),
+        ({"x": INPUTS, "group": LABELS.tolist()}, "'group' is a list"),
+        ({"x": INPUTS, "group": LABELS.double(), "labels": LABELS}, "'group' is of torch.float64"),
     ],
 )
 def test_labels_in_another_form_are_told(batch: Any, told: str) -> None:
@@ -50,6 +55,11 @@ def test_labels_in_another_form_are_told(batch: Any, told: str) -> None:
         (INPUTS, torch.ones(3, 6)),
         (INPUTS, [torch.ones(1)] * 6),
         (INPUTS, "abcdef"),
+        (INPUTS, [True] * 6),
+        (INPUTS, np.array(3)),
+        (INPUTS, np.array(["cat"] * 6)),
+        (INPUTS, np.random.rand(6)),
+        (INPUTS, np.random.rand(6, 4)),
         {"x": INPUTS, "labels": torch.ones(6, 9, dtype=torch.int64)},  # tokens
         {"x": INPUTS, "labels": LABELS, "label": LABELS},
         {"x": INPUTS, "label": torch.rand(6)},

@@ -110,8 +110,9 @@ def output_layer(model: nn.Module, batch: Any, forward: Forward | None, masked: 
         result = logits_of(feed(model, batch, forward))
     found = _returned(outputs, result)
     if found is None and masked and result is not None:
-        alike = [name for name, output in outputs.items() if output.shape == result.shape]
-        found = next((name for name in reversed(alike) if (outputs[name] == result).all(0).any()), None)
+        for name, output in outputs.items():
+            if output.shape == result.shape and (output.to(result.device) == result).all(0).any():
+                found = name
     return found
 
 
