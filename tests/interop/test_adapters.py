@@ -320,16 +320,31 @@ def test_another_base_is_named_by_what_differs(tmp_path: Path):
 # ---- files
 
 
-def test_a_full_disk_leaves_no_adapter_that_loads(tmp_path: Path):
+def test_a_full_disk_leaves_what_was_there(tmp_path: Path):
     model = decoder("llama")
     edit = language_edit(model)
     with full_after(1000), pytest.raises((FileError, OSError)):
         edit.to_peft(tmp_path / "new", 1.0)
     assert not list((tmp_path / "new").glob("*"))
     edit.to_peft(tmp_path / "old", 1.0)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "old").iterdir()}
     with full_after(1000), pytest.raises((FileError, OSError)):
         edit.to_peft(tmp_path / "old", 2.0)
-    assert not (tmp_path / "old" / "adapter_config.json").exists()
+    assert {path.name: path.read_bytes() for path in (tmp_path / "old").iterdir()} == before
+
+
+def test_what_stands_in_the_way_of_an_adapter_is_told_and_left(tmp_path: Path):
+    edit = language_edit(decoder("llama"))
+    (tmp_path / "file").write_text("x")
+    for target in (tmp_path / "file", tmp_path / "file" / "adapter"):
+        with pytest.raises(FileError, match="file is a file; expected a folder"):
+            edit.to_peft(target, 1.0)
+    place = tmp_path / "adapter"
+    (place / "adapter_model.safetensors").mkdir(parents=True)
+    (place / "adapter_config.json").write_text("{}")
+    with pytest.raises(FileError, match=r"adapter_model\.safetensors is a folder"):
+        edit.to_peft(place, 1.0)
+    assert (place / "adapter_config.json").read_text() == "{}"
 
 
 def test_damage_is_found(tmp_path: Path):

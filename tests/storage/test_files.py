@@ -60,8 +60,11 @@ def test_what_stands_in_the_way_of_a_file_is_told_and_left(path, tmp_path):
     (tmp_path / "folder").mkdir()
     with pytest.raises(FileError, match="folder is a folder; expected the name of a file"):
         write_tensors(tmp_path / "folder", TENSORS, "test", {})
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(FileError, match="link is a broken link; expected a folder"):
+        write_tensors(tmp_path / "link" / "two.safetensors", TENSORS, "test", {})
     assert path.read_bytes() == before
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["folder", "one.safetensors"]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["folder", "link", "one.safetensors"]
 
 
 def test_a_file_of_another_kind_says_what_it_is(path, tmp_path):

@@ -16,7 +16,7 @@ from unmerge.errors import EditError, FileError, LayerError, listing
 from unmerge.interop.lora import PREFIX, edit_of_lora
 from unmerge.model.layers import carries_adapters, tensor_name
 from unmerge.placement.state import state_of
-from unmerge.storage.files import load_weights, opened, read_json, read_tensors, write_json, write_tensors
+from unmerge.storage.files import load_weights, opened, put_json, put_tensors, read_json, read_tensors, replacing
 from unmerge.storage.fingerprint import kind_of
 from unmerge.storage.forms import check_fields
 
@@ -41,10 +41,11 @@ def write_adapter(edit: Edit, directory: Path, alpha: float, base: nn.Module | s
         tensors |= {f"{PREFIX}{name}.{part}": value for part, value in parts.items()}
     if not is_first():
         return
-    # Never the tensors of one adapter under the configuration of another.
-    (directory / CONFIG).unlink(missing_ok=True)
-    write_tensors(directory / TENSORS, tensors, KIND, {**edit.to_dict(), "exported_alpha": alpha})
-    write_json(directory / CONFIG, _config(edit, has_bias, base))
+    readable = directory / CONFIG
+    with replacing(readable) as config_part, replacing(directory / TENSORS) as part:
+        put_json(config_part, _config(edit, has_bias, base))
+        put_tensors(part, tensors, KIND, {**edit.to_dict(), "exported_alpha": alpha})
+        readable.unlink(missing_ok=True)  # never the tensors of one adapter under the configuration of another
 
 
 def read_adapter(directory: Path, base: nn.Module | None = None) -> Edit:

@@ -10,13 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from unmerge.errors import FileError
-from unmerge.storage.files import umask
+from unmerge.storage.files import check_place, umask
 from unmerge.storage.leftovers import OLD, sweep, unfinished
 
 
 @contextlib.contextmanager
 def taking_the_place_of(target: Path) -> Iterator[Path]:
     """A directory beside the target that takes its place when the block ends well, and is removed otherwise."""
+    check_place(target, is_folder=True)
     made = _made_parents(target.parent)
     sweep(target)
     is_replaced = target.is_dir() and any(target.iterdir())

@@ -26,11 +26,7 @@ _LONGEST_NAME = 200  # of a shard
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
     """A path to write to that becomes `target` only when the block ends well."""
-    in_the_way = next((folder for folder in target.parents if folder.exists() and not folder.is_dir()), None)
-    if in_the_way is not None:
-        raise FileError(f"{in_the_way} is a file; expected a folder, in which {target.name} can be written.")
-    if target.is_dir():
-        raise FileError(f"{target} is a folder; expected the name of a file to write.")
+    check_place(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     sweep(target)
     try:
@@ -46,6 +42,20 @@ def replacing(target: Path) -> Iterator[Path]:
     except OSError as error:
         name_place(error, target)
         raise
+
+
+def check_place(target: Path, is_folder: bool = False) -> None:
+    """Refuse to write a file or a folder where something else is in the way."""
+    above = next((place for place in target.parents if os.path.lexists(place) and not place.is_dir()), None)
+    if above is not None:
+        raise FileError(f"{above} is {_kind(above)}; expected a folder, in which {target.name} can be written.")
+    if (os.path.lexists(target) and not target.is_dir()) if is_folder else target.is_dir():
+        wanted = "folder" if is_folder else "file"
+        raise FileError(f"{target} is {_kind(target)}; expected the name of a {wanted} to write.")
+
+
+def _kind(place: Path) -> str:
+    return "a folder" if place.is_dir() else "a file" if place.exists() else "a broken link"
 
 
 def name_place(error: OSError, place: Path) -> None:
