@@ -149,6 +149,17 @@ def test_a_part_of_strength_zero_takes_nothing_out(model: nn.Module, everything:
         assert accuracy(model, TEST.only(5)) > 0.9
 
 
+def test_a_part_of_strength_zero_counts_for_nothing(model: nn.Module, everything: Statistics) -> None:
+    three, five = of_class(model, everything, 3), of_class(model, everything, 5, refit=None, skip_layers=0)
+    alone, composed = compose([three], [1.0]), compose([three, five], [1.0, 0.0])
+    assert composed.recipe == alone.recipe
+    assert composed.weights == alone.weights
+    assert composed.touched == alone.touched
+    assert len(composed.provenance["composed_of"]) == 1
+    with pytest.raises(EditError, match="every strength is 0"):
+        compose([three, five], [0.0, 0.0])
+
+
 def test_one_edit_is_itself_and_composing_nests(model: nn.Module, everything: Statistics) -> None:
     edits = [of_class(model, everything, digit) for digit in (3, 5, 8)]
     same_result(model, edits[:1], None, TEST.images)
@@ -295,7 +306,7 @@ def families(draw: st.DrawFn) -> tuple[list[Edit], list[float]]:
         shift = torch.randn(units * (groups or 1), generator=generator, dtype=torch.float64)
         to = "0.bias" if draw(st.booleans()) else None
         layer = LayerEdit(B, torch.linalg.qr(columns)[0], None if to is None else shift, to)
-        edits.append(Edit({"0": layer}, Recipe(), alpha=draw(st.floats(0, 3))))
+        edits.append(Edit({"0": layer}, Recipe(), alpha=draw(st.floats(0.0 if place else 0.1, 3))))
     return edits, [draw(st.floats(0.1, 3)) for _ in edits]
 
 
@@ -306,13 +317,13 @@ def test_any_edits_give_the_sum_of_their_changes_on_an_orthonormal_basis(
 ) -> None:
     edits, alphas = family
     for strengths, composed in ((alphas, compose(edits, alphas)), ([e.alpha for e in edits], compose(edits))):
-        layers = [edit.layers["0"] for edit in edits]
+        parts = [(alpha, edit.layers["0"]) for alpha, edit in zip(strengths, edits, strict=True) if alpha > 0]
         layer = composed.layers["0"]
         assert orthonormality(layer.Q) < 1e-10
-        assert layer.rank <= min(layer.Q.shape[-2], sum(part.rank for part in layers))
-        wanted = sum(alpha * part.B @ part.Q.mT for alpha, part in zip(strengths, layers, strict=True))
+        assert layer.rank <= min(layer.Q.shape[-2], sum(part.rank for _, part in parts))
+        wanted = sum(alpha * part.B @ part.Q.mT for alpha, part in parts)
         torch.testing.assert_close(layer.B @ layer.Q.mT, wanted, rtol=1e-8, atol=1e-9)
-        shifts = [(alpha, part.shift) for alpha, part in zip(strengths, layers, strict=True) if part.shift is not None]
+        shifts = [(alpha, part.shift) for alpha, part in parts if part.shift is not None]
         assert (layer.shift is None) == (layer.shift_to is None) == (not shifts)
         if shifts:
             torch.testing.assert_close(layer.shift, sum(alpha * shift for alpha, shift in shifts))

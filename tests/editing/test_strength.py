@@ -525,6 +525,16 @@ def test_a_metric_that_is_no_number_is_told_with_its_alpha(model: nn.Module, edi
     assert same_bits(model, before)
 
 
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+def test_a_reference_without_finite_outputs_is_told(value: float, model: nn.Module, edits: dict[str, Edit]) -> None:
+    reference, before = copy.deepcopy(model), bits(model)
+    with torch.no_grad():
+        reference[-1].bias[0] = value
+    with pytest.raises(DataError, match=r"score='kl' is (nan|-inf) at alpha 0.* reference="):
+        search_alpha(edits["lda"], model, FORGET.loader(), score="kl", reference=reference)
+    assert same_bits(model, before)
+
+
 def test_flags_and_random_state_are_as_before(model: nn.Module, edits: dict[str, Edit]) -> None:
     model = copy.deepcopy(model).train()
     model[1].eval()

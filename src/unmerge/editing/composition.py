@@ -19,12 +19,16 @@ _NEGLIGIBLE = 1e-6  # of a direction's size, below which the others hold it
 def compose(edits: Sequence[Edit], alphas: Sequence[float] | None = None) -> Edit:
     """One edit whose result at alpha 1 is that of applying all, each at its own strength, with orthonormal bases.
 
-    alphas: the strength of each; by default what each recommends. The edits must be fitted on the same weights.
+    alphas: the strength of each; by default what each recommends. An edit of strength 0 is left out, with the rows that
+    it removes. The edits must be fitted on the same weights.
     """
     edits = [] if isinstance(edits, Edit) else list(edits)
     if not edits or not all(isinstance(edit, Edit) for edit in edits):
         raise EditError("compose needs a list of edits, for example compose([edit_a, edit_b]).")
-    strengths = _strengths(edits, alphas)
+    pairs = [pair for pair in zip(edits, _strengths(edits, alphas), strict=True) if pair[1] > 0]
+    if not pairs:
+        raise EditError("every strength is 0, so nothing is left to compose. Pass alphas= with one above 0.")
+    edits = [edit for edit, _ in pairs]
     weights: dict[str, str] = {}
     for edit in edits:
         other = [name for name, checksum in edit.weights.items() if weights.setdefault(name, checksum) != checksum]
@@ -37,7 +41,6 @@ def compose(edits: Sequence[Edit], alphas: Sequence[float] | None = None) -> Edi
     if len(heads) > 1:
         raise EditError(f"the edits have different classifiers: {listing(sorted(heads))}.")
     names = list(dict.fromkeys(name for edit in edits for name in edit.layers))
-    pairs = list(zip(edits, strengths, strict=True))
     layers = {
         name: _joined([(edit.layers[name], alpha) for edit, alpha in pairs if name in edit.layers]) for name in names
     }
@@ -51,7 +54,7 @@ def compose(edits: Sequence[Edit], alphas: Sequence[float] | None = None) -> Edi
         recipe=edits[0].recipe.but(layers=names, alpha=1.0, refit=ridges.pop() if len(ridges) == 1 else None),
         alpha=1.0,
         head=next(iter(heads), None),
-        removed=tuple(sorted({row for edit, alpha in pairs if alpha > 0 for row in edit.removed})),
+        removed=tuple(sorted({row for edit in edits for row in edit.removed})),
         weights=weights,
         provenance={"unmerge": VERSION, "composed_of": parts},
     )

@@ -79,7 +79,15 @@ def search_alpha(
                 f"metric= gave nan at alpha {alpha:g}, which is neither more nor less than a target. Return a number; "
                 "where so strong an edit leaves the model without finite outputs, pass a smaller max_alpha."
             )
-        return point if goal is None else replace(point, score=goal(changed, point))
+        if goal is None:
+            return point
+        reached = goal(changed, point)
+        if not math.isfinite(reached):
+            raise DataError(
+                f"score={score!r} is {reached} at alpha {alpha:g}, so no alpha is the best. Look at the outputs (or "
+                "accuracies) of reference=, or pass a smaller max_alpha."
+            )
+        return replace(point, score=reached)
 
     grid = Grid(at, step, math.floor(max_alpha / step + 1e-9))
     if score == "target":
