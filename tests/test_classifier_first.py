@@ -61,6 +61,22 @@ def test_where_only_the_classifier_is_left_of_the_last_quarter_that_is_told():
     assert list(fit(ready(WithSpareHead()), FORGET, RETAIN, init="zero", recipe=recipe).layers) == ["body.8", "head"]
 
 
+class WithUnusedStem(WithSpareHead):
+    def __init__(self) -> None:
+        super().__init__()
+        modules = dict(self._modules)
+        self._modules.clear()
+        self.stem = nn.Linear(6, 6)
+        self._modules |= {name: module for name, module in modules.items() if name != "spare"}
+
+
+@pytest.mark.filterwarnings("ignore:left out")
+def test_where_statistics_are_of_the_classifier_what_else_is_left_out_is_no_reason():
+    model = ready(WithUnusedStem())
+    pools = [collect(model, pool, lambda name, _: name in ("stem", "head")) for pool in (FORGET, RETAIN)]
+    assert list(fit(model, *pools, init="zero").layers) == ["head"]
+
+
 def test_statistics_of_everything_give_the_same_layers():
     model = ready(HeadFirst())
     whole = collect(model, [*FORGET, *RETAIN])

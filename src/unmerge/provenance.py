@@ -73,10 +73,11 @@ def finished_edit(
     head = request.head(model)
     is_auto = asked.layers is None and asked.skip_layers == "auto"
     deep = set(last_quarter(model, head)) if is_auto else set()
-    if is_auto and list(layers) == [head] and notes["left_out"]:
+    missing = {name: reason for name, reason in notes["left_out"].items() if name in deep}
+    if missing and list(layers) == [head]:
         warn(
             f"of the last quarter of the layers only the classifier {head!r} is edited, so that no feature changes: "
-            f"{reasons(notes['left_out'])}. Name other layers: Recipe(layers=...)."
+            f"{reasons(missing)}. Name other layers: Recipe(layers=...)."
         )
     edit = Edit(
         layers=layers,

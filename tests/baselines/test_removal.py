@@ -37,6 +37,18 @@ def test_convolutions_transposed_heads_and_transformers():
     assert (resnet(images[0][0][0]).logits[:, 0] == -1e4).all()
 
 
+def test_rows_are_gone_inside_autocast():
+    model = mlp((5, 7, 3), dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = head_removal(model, [_half(forget)], [_half(retain)])
+    for name, tensor in head_removal(model, [_half(forget)], [_half(retain)]).state_dict().items():
+        assert tensor.equal(inside.state_dict()[name]), name
+
+
+def _half(pool):
+    return pool[0].float(), pool[1]
+
+
 def _images(size):
     return [[pool] for pool in request((3, size, size), each=3)]
 

@@ -194,6 +194,11 @@ def test_some_classes_alone_are_a_data_set_with_networks_of_its_own(
     assert "paper" not in found["tables"], "its figures are of all classes"
     run(monkeypatch, folder, tmp_path, "--task", "trees", "--only", "un-edited")
     assert len(list(tmp_path.glob("cache/*/finetuned-0.safetensors"))) == 2
+    others = ["--classes", "Aquatic mammals+oak_tree+maple_tree", "--only", "un-edited"]  # the same by other names
+    run(monkeypatch, folder, tmp_path, "--task", "trees", *others)
+    assert len(list(tmp_path.glob("cache/*/finetuned-0.safetensors"))) == 2
+    run(monkeypatch, folder, tmp_path, "--task", "trees", "--classes", "trees+apple", "--only", "un-edited")
+    assert len(list(tmp_path.glob("cache/*/finetuned-0.safetensors"))) == 3
     with pytest.raises(DataError, match=r"no class or superclass 'apple' among the 3 classes that are read"):
         run(monkeypatch, folder, tmp_path, "--task", "class:apple", *part)
     with pytest.raises(DataError, match=r"--task class:dolphin\+trees forgets every class"):

@@ -52,6 +52,7 @@ def head_removal(
             with torch.no_grad():
                 (weight.mT if is_transposed(layer) else weight)[rows] = 0
                 bias[rows] = REMOVED_BIAS
+            torch.clear_autocast_cache()  # of half-precision copies from before
         # The layer proves itself: only the classifier's rows are the model's logits.
         with evaluating(result):
             removed = predict(result, few, forward)[:, rows]

@@ -90,13 +90,15 @@ class Benchmark:
                 f"--seed {options.seed} starts from the weights that the retraining of --reference {self.reference} "
                 f"started from, so the two would be alike. Type another, such as --seed {options.seed + 1}."
             )
-        part = "-".join(filter(None, [options.classes, str(options.subset or "all")]))
-        kept = f"{options.network}-{options.init}-{self.schedule.epochs}-{part}"
+        kept = f"{options.network}-{options.init}-{self.schedule.epochs}-{options.subset or 'all'}"
+        made_with = dict(vars(self.schedule))
+        if options.classes is not None:  # by what they are, however they were named
+            kept, made_with["classes"] = f"{kept}-{len(data.classes)}-classes", data.classes
         self.trunk = load_weights(options.checkpoint or packaged_trunk()) if options.init == "pretrained" else {}
         if options.wrong is not None and "init" not in options.ablate:
             raise DataError(f"--wrong {options.wrong} is for the rows of --ablate init. Type --ablate init as well.")
         self.wrong = load_weights(options.wrong) if options.wrong is not None else {}
-        self.folder = Path(options.cache) / f"{kept}-{short_checksum(self.trunk, vars(self.schedule))}"
+        self.folder = Path(options.cache) / f"{kept}-{short_checksum(self.trunk, made_with)}"
 
     def run(self) -> Evaluation:
         """All methods beside the reference, with what the paper has."""
