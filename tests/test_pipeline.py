@@ -713,6 +713,28 @@ def test_private_mean_skips_and_names_a_layer_spanned_by_the_retain_means() -> N
         unmerge.fit(model, [forget], [retain], init="zero", recipe=recipe.but(layers=["2"]))
 
 
+@pytest.mark.parametrize("head", ["auto", "remove"])
+def test_rows_of_a_classifier_that_the_retain_means_span_go_all_the_same(head: str, tmp_path: Path) -> None:
+    model = networks.mlp((6, 3, 5))
+    forget, retain = request((6,), forgotten=(0,), kept=(1, 2, 3, 4))
+    before = copy.deepcopy(model.state_dict())
+    recipe = unmerge.Recipe(basis="private-mean", skip_layers=0, head=head)
+    edit = unmerge.fit(model, [forget], [retain], init="zero", recipe=recipe)
+    assert (edit.alpha, edit.head, edit.removed) == (1.0, "2", (0,))
+    assert {name: layer.rank > 0 for name, layer in edit.layers.items()} == {"0": True, "2": False}
+    assert edit.provenance["notes"]["spanned_by_retain"] == ["2"]
+    edit.save(tmp_path)
+    for each in (edit, unmerge.Edit.load(tmp_path), unmerge.compose([edit])):
+        each.apply(model)
+        assert (model(forget[0])[:, 0] == -1e4).all()
+        torch.testing.assert_close(model[2].weight[1:], before["2.weight"][1:], rtol=0, atol=0)
+        assert each.survived(model)["2"] == 1
+        each.revert(model)
+        torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+    with pytest.raises(LayerError, match="lda"):
+        unmerge.fit(model, [forget], [retain], init="zero", recipe=recipe.but(layers=["2"]))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_private_mean_with_one_retain_class_gives_up_no_direction(dtype: torch.dtype) -> None:
     """Its mean is the retain mean, so there is no retain span; rounding must not make one."""

@@ -19,8 +19,8 @@ from unmerge.model.initial import Init
 from unmerge.model.ledger import as_collected
 from unmerge.provenance import finished_edit
 from unmerge.recipe import Recipe, given_or_default
-from unmerge.requests.gathering import Source
-from unmerge.requests.parts import Sources, described_together, expected_layers, views_of, without_moments
+from unmerge.requests.gathering import Source, Sources
+from unmerge.requests.parts import described_together, expected_layers, views_of, without_moments
 from unmerge.requests.request import Request
 from unmerge.solving.fitting import Clock, Fitted, fit_layers
 from unmerge.solving.settling import Start, settle
@@ -92,9 +92,19 @@ def fit(
             f"no selected layer is left to edit: {reasons(request.statistics.left_out)}. Pass data that reach the "
             "layers, a lower rank and retain_rank, or other layers=..."
         )
-    if not fitted.layers:
+    if not any(layer.rank for layer in fitted.layers.values()):
         raise LayerError("the retain class means span the whole input of every layer. Use basis='lda'.")
-    edit = finished_edit(model, fitted, settled, request, asked, init, verdict, edits_set_aside, clock.seconds)
+    edit = finished_edit(
+        model,
+        request,
+        settled,
+        fitted,
+        asked=asked,
+        init=init,
+        verdict=verdict,
+        edits_set_aside=edits_set_aside,
+        seconds=clock.seconds,
+    )
     if plan is not None:
         edit = replace(edit, provenance={**edit.provenance, "plan": plan.to_dict()})
     return edit if size() == 1 else _of_first_process(edit)

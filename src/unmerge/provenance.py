@@ -14,7 +14,6 @@ from torch import nn
 from unmerge.data.batches import device_of
 from unmerge.diagnosing.verdict import Verdict
 from unmerge.editing.edit import Edit
-from unmerge.editing.layer_edit import LayerEdit
 from unmerge.errors import listing, reasons, warn
 from unmerge.model.initial import Init
 from unmerge.model.layers import layer_of
@@ -22,7 +21,6 @@ from unmerge.model.selection import last_quarter
 from unmerge.recipe import Recipe
 from unmerge.requests.request import Request
 from unmerge.solving.fitting import Fitted
-from unmerge.solving.heads import check_removal, removal
 from unmerge.solving.settling import Settled
 from unmerge.version import VERSION
 
@@ -31,9 +29,10 @@ LOW_SHARE = 0.9  # of the variance that a sketch should hold
 
 def finished_edit(
     model: nn.Module,
-    fitted: Fitted,
-    settled: Settled,
     request: Request,
+    settled: Settled,
+    fitted: Fitted,
+    *,
     asked: Recipe,
     init: Init,
     verdict: Verdict | None,
@@ -43,17 +42,15 @@ def finished_edit(
     """The edit of these layers with all that is recorded beside it; `asked` is the recipe before "auto" was settled."""
     recipe, layers = settled.recipe, fitted.layers
     names = [name for name in settled.names if name in request.statistics.shift_to]
-    check_removal(model, request, layers, recipe)
-    removed, why_not_removed = removal(model, request, layers, recipe)
-    statistics = request.statistics
+    head, statistics = settled.head, request.statistics
     notes: dict[str, Any] = {
         "left_out": {
             **statistics.left_out,
             **dict.fromkeys(settled.unchanged, "has the same weight in init: fine-tuning left it alone"),
         },
-        "spanned_by_retain": [name for name in names if name not in layers],
+        "spanned_by_retain": [name for name in names if name not in layers or not layers[name].rank],
         "mean_left_free": [name for name in layers if recipe.mean == "auto" and statistics.shift_to[name] is None],
-        "head_not_removed": why_not_removed,
+        "head_not_removed": head.why_kept,
         "rank_reduced": {},
         "approximations": [],
     }
@@ -70,21 +67,20 @@ def finished_edit(
         notes["sketches"] = {name: dict(facts) for name, facts in fitted.sketches.items()}
         notes["approximations"] += _sketch_words(fitted.sketches)
     samples = {"forget": request.forget, "retain": request.retain, "all": request.whole}
-    head = request.head(model)
     is_auto = asked.layers is None and asked.skip_layers == "auto"
-    deep = set(last_quarter(model, head)) if is_auto else set()
+    deep = set(last_quarter(model, head.name)) if is_auto else set()
     missing = {name: reason for name, reason in notes["left_out"].items() if name in deep}
-    if missing and list(layers) == [head]:
+    if missing and list(layers) == [head.name]:
         warn(
-            f"of the last quarter of the layers only the classifier {head!r} is edited, so that no feature changes: "
-            f"{reasons(missing)}. Name other layers: Recipe(layers=...)."
+            f"of the last quarter of the layers only the classifier {head.name!r} is edited, so that no feature "
+            f"changes: {reasons(missing)}. Name other layers: Recipe(layers=...)."
         )
     edit = Edit(
         layers=layers,
         recipe=recipe.but(layers=names) if callable(recipe.layers) else recipe,
-        alpha=recipe.alpha if recipe.alpha is not None else 1.0 if removed or fitted.head_alone else None,
-        head=head if head in layers else None,
-        removed=removed,
+        alpha=recipe.alpha if recipe.alpha is not None else 1.0 if head.removed or fitted.keeps_rows else None,
+        head=head.name if head.name in layers else None,
+        removed=head.removed,
         provenance={
             "unmerge": VERSION,
             "torch": torch.__version__,
@@ -97,12 +93,9 @@ def finished_edit(
             "verdict": None if verdict is None else asdict(verdict),
             "choices": _choices(
                 request,
-                layers,
-                names,
+                settled,
+                fitted,
                 asked,
-                removed,
-                why_not_removed,
-                fitted.head_alone,
                 by_depth=set(names) <= deep,
                 grows=any(isinstance(layer_of(model, name), nn.Conv2d) for name in names),
             ),
@@ -129,49 +122,42 @@ def _sketch_words(sketches: Mapping[str, Mapping[str, float]]) -> list[str]:
 
 
 def _choices(
-    request: Request,
-    layers: Mapping[str, LayerEdit],
-    names: list[str],
-    recipe: Recipe,
-    removed: tuple[int, ...],
-    why_not_removed: str,
-    head_alone: bool,
-    by_depth: bool,
-    grows: bool,
+    request: Request, settled: Settled, fitted: Fitted, asked: Recipe, by_depth: bool, grows: bool
 ) -> dict[str, str]:
     """What the recipe left open, what was chosen, and why."""
+    recipe, head, layers = settled.recipe, settled.head, fitted.layers
     chosen = {}
-    if recipe.basis == "auto":
-        settled = request.settled(recipe)
+    if asked.basis == "auto":
         several = "without labels the forget set may be several concepts, and one mean is one direction"
-        reasons = {
+        why = {
             "blend": "blend: 1.15 times the mean of lda and private-mean, whose features are nearest to retraining"
             + (", in convolutions growing with depth to all of that in the last" if grows else ""),
             "lda": "lda: one direction for each label of the forget set",
             "wiener": f"wiener: {several}",
             "contrastive": f"contrastive: {several}",
         }
-        chosen["basis"] = reasons[settled.basis]
-        if settled.traits.ranked:
+        chosen["basis"] = why[recipe.basis]
+        if recipe.traits.ranked:
             chosen["rank"] = f"{recipe.rank}: fewer directions forget less, and more bring nothing"
-        if settled.basis == "wiener":
+        if recipe.basis == "wiener":
             chosen["lambda"] = f"{recipe.lam:g}: between 1 and 10 little changes, and more forgets less"
-        elif settled.basis != "blend":
+        elif not recipe.traits.closed:
             chosen["lambda"] = f"{recipe.lam:g}: less costs retain accuracy, and more brings nothing"
-    if recipe.layers is None and recipe.skip_layers == "auto":
+    if asked.layers is None and asked.skip_layers == "auto":
+        count = sum(name in request.statistics.shift_to for name in settled.names)
         where = "the last quarter and the classifier, where classes are told apart" if by_depth else "those collected"
-        chosen["layers"] = f"{len(names)} layers: {where}"
+        chosen["layers"] = f"{count} layers: {where}"
     if recipe.mean == "auto":
         kept = [name for name in layers if request.statistics.shift_to[name] is not None]
         chosen["mean"] = f"preserved in {len(kept)} of {len(layers)} layers, where a bias or a BatchNorm takes it"
     if recipe.head == "auto":
-        gone = f"rows {list(removed)} removed: no retained sample has these classes"
-        chosen["head"] = gone if removed else f"edited, no row removed: {why_not_removed}"
-    if recipe.alpha is None:
+        gone = f"rows {list(head.removed)} removed: no retained sample has these classes"
+        chosen["head"] = gone if head.removed else f"edited, no row removed: {head.why_kept}"
+    if asked.alpha is None:
         known = "1: the forgotten part of the features goes"
-        if removed:
+        if head.removed:
             known += ", and the head's rows are removed"
-        elif head_alone:
+        elif fitted.keeps_rows:
             times = "" if recipe.head_strength == 1 else f"{recipe.head_strength:g} times "
             known += f", and the outputs of the classes fall by {times}what their own means give them"
         else:

@@ -23,24 +23,29 @@ PROBE_ROWS = 8192  # a layer, of which the paper's CAV probes and clusters are m
 class Basis:
     """What the other stages have to know of a way to find forget directions."""
 
+    keeps: str = ""  # what a forget pass keeps beside moments: "classes", those of each class, or "rows", a sample
     closed: bool = False  # gives the coefficients too, so that there is no solver
     ranked: bool = False  # has as many directions as `rank` says
     of_means: bool = False  # needs of what is forgotten the class means alone
     from_classes: bool = False  # can be had from those and the statistics of everything, exactly where it is of_means
     probes: bool = False  # CAV probes, whose rows `max_points` limits
+    asks_mean: bool = False  # differs with whether the mean response is kept
+    may_skip: bool = False  # leaves a layer alone where it finds no direction
+    dosed: bool = False  # has strengths by depth, a classifier of its own and a refit after it (`solving/doses`)
+    deflates: bool = False  # projects the top `deflate` retain eigenvectors out
 
 
 BASES = {
     "auto": Basis(of_means=True, from_classes=True),  # it may become blend
-    "blend": Basis(closed=True, of_means=True, from_classes=True),
-    "private-mean": Basis(closed=True, of_means=True, from_classes=True),
-    "wiener": Basis(closed=True, ranked=True),
+    "blend": Basis(closed=True, of_means=True, from_classes=True, dosed=True),
+    "private-mean": Basis(closed=True, of_means=True, from_classes=True, may_skip=True),
+    "wiener": Basis(closed=True, ranked=True, asks_mean=True),
     "lda": Basis(from_classes=True),
-    "cav-class": Basis(probes=True),
-    "cav-kmeans": Basis(probes=True, ranked=True),
+    "cav-class": Basis(probes=True, keeps="classes"),
+    "cav-kmeans": Basis(probes=True, ranked=True, keeps="rows"),
     "contrastive": Basis(ranked=True),
     "pca": Basis(ranked=True),
-    "deflated-pca": Basis(ranked=True),
+    "deflated-pca": Basis(ranked=True, deflates=True),
 }
 
 
@@ -66,7 +71,7 @@ class Recipe:
         "auto",
         *BASES,
         meaning="how the forget directions of a layer are built; auto: blend for whole classes, lda for other labelled "
-        "samples, wiener without labels",
+        "samples, wiener without labels (with another solver than exact: lda, or contrastive without labels)",
     )
     rank: int = _whole(16, 1, meaning="directions a layer for the bases that have a rank (k)")
     retain_rank: int = _whole(16, 0, meaning="retain eigenvectors that a solver keeps the edit away from")

@@ -15,6 +15,7 @@ from networks import batched, cnn, convolution_net, hf_vit, mlp, samples, split
 from unmerge import Moments, Recipe, Statistics, collect, fit, tokens
 from unmerge.errors import FileError, StatisticsError
 from unmerge.requests.gathering import pair_of
+from unmerge.requests.request import Request
 from unmerge.storage.files import read_tensors, write_tensors
 
 LABELS = [3, 0, 1, 0, 3, 1, 1, 0, 3, 3, 0, 1]
@@ -202,13 +203,17 @@ def test_statistics_say_which_tokens_they_count_also_in_a_file(counted, tmp_path
     assert Statistics.load(tmp_path / "all.safetensors").counted == counted
     half = of_tokens(MASKS[counted], rows=3)
     assert (found + half).counted == (found - half).counted == counted
-    assert pair_of(half, found - half, Recipe()).statistics.counted == counted
+    assert pair_of(mlp(), half, found - half, Recipe()).statistics.counted == counted
 
 
 @pytest.mark.parametrize(("one", "other"), [("all", "answer"), ("answer", "odd"), ("odd", "custom")])
 def test_statistics_of_different_tokens_neither_combine_nor_pair(one, other):
     many, few = of_tokens(MASKS[one]), of_tokens(MASKS[other], rows=3)
-    for combine in (Statistics.__add__, Statistics.__sub__, lambda mine, theirs: pair_of(mine, theirs, Recipe())):
+
+    def paired(mine: Statistics, theirs: Statistics) -> Request:
+        return pair_of(mlp(), mine, theirs, Recipe())
+
+    for combine in (Statistics.__add__, Statistics.__sub__, paired):
         with pytest.raises(StatisticsError, match=f"different tokens: '{one}' are counted .* '{other}' in the other"):
             combine(many, few)
 
@@ -366,7 +371,7 @@ def test_statistics_of_a_model_on_several_devices_meet_layer_by_layer():
     assert retain.beside(forget) is retain, "nothing to move"
     for found in (spread + retain, spread.without_classes() + retain.without_classes()):
         assert devices(found) == expected
-    request = pair_of(spread, retain, Recipe(basis="lda"))
+    request = pair_of(model, spread, retain, Recipe(basis="lda"))
     assert request.retain is not None
     assert devices(request.retain) == expected
     assert request.retain["2"].class_sums.is_meta

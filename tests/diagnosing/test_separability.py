@@ -43,7 +43,7 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
 
 def collected(model: nn.Module, forget: Batch, retain: Batch, size: int = 7) -> Request:
     lost, kept = (unmerge.collect(model, batched(part, size)) for part in (forget, retain))
-    return pair_of(lost, kept, Recipe(basis="pca"))
+    return pair_of(model, lost, kept, Recipe(basis="pca"))
 
 
 def direct(forget: Tensor, retain: Tensor, rank: int) -> tuple[float, float]:
@@ -118,7 +118,7 @@ def test_a_control_stands_in_the_place_of_the_forget_set(kind: str, subtracted: 
     if subtracted:  # the statistics of everything are at hand
         assert asked.forget is not None
         everything = unmerge.collect(model, [forget, retain])
-        asked = pair_of(asked.forget, everything - asked.forget, Recipe(basis="pca"))
+        asked = pair_of(model, asked.forget, everything - asked.forget, Recipe(basis="pca"))
     chosen, others = (torch.arange(len(retain[0])) % 3 == 1), (torch.arange(len(retain[0])) % 3 != 1)
     control = unmerge.collect(model, [(retain[0][chosen], retain[1][chosen])])
     check_control(asked, control)
@@ -156,7 +156,7 @@ def test_a_control_may_be_labelled_when_only_one_part_of_the_request_is() -> Non
     forget, retain = request((8,), each=6)
     lost, kept = unmerge.collect(model, [forget[0]]), unmerge.collect(model, [retain])
     control = unmerge.collect(model, [(retain[0][:6], retain[1][:6])])
-    asked = pair_of(lost, kept, Recipe(basis="pca"))
+    asked = pair_of(model, lost, kept, Recipe(basis="pca"))
     check_control(asked, control)
     found = control_separability(asked, control, "0")
     assert found == control_separability(asked, control.without_classes(), "0")
@@ -176,7 +176,7 @@ def test_as_many_retain_samples_are_drawn_as_are_forgotten(asked: int, left: int
 
     retain = list(inputs[asked:].split(4))
     lost, kept = unmerge.collect(model, [inputs[:asked]]), unmerge.collect(model, retain)
-    request = pair_of(lost, kept, Recipe(basis="pca"))
+    request = pair_of(model, lost, kept, Recipe(basis="pca"))
     draws = {}
     for seed in (0, 0, 1):
         seen.clear()
@@ -211,7 +211,7 @@ def test_the_shift_to_expect_follows_from_the_means_of_random_groups() -> None:
     model, retain = networks.mlp((8, 3)), texts(60, seed=1)
     options = OPTIONS | {"forward": of_tokens}
     lost, kept = (unmerge.collect(model, data, forward=of_tokens) for data in (texts(36, seed=0), retain))
-    control = random_control(model, retain, pair_of(lost, kept, Recipe(basis="pca")), options)
+    control = random_control(model, retain, pair_of(model, lost, kept, Recipe(basis="pca")), options)
     assert control.statistics.classes == ()
     order = torch.randperm(60, generator=torch.Generator().manual_seed(0))[:36].tolist()
     rows = [batch["input"][i][batch["attention_mask"][i] > 0] for batch in retain for i in range(len(batch["input"]))]
@@ -230,7 +230,7 @@ def test_the_shift_to_expect_is_that_of_random_draws_however_alike_the_tokens_of
     for seed in range(25):
         places = torch.randperm(900, generator=torch.Generator().manual_seed(100 + seed))[:40].tolist()
         part = unmerge.collect(model, ChosenSamples(data, places), forward=of_tokens)
-        asked = pair_of(part, whole - part, Recipe(basis="pca"))
+        asked = pair_of(model, part, whole - part, Recipe(basis="pca"))
         shifts.append(mean_shift(pools_of(asked, "0")))
         rest = ChosenSamples(data, sorted(set(range(900)) - set(places)))
         options = OPTIONS | {"forward": of_tokens, "seed": seed}

@@ -75,7 +75,7 @@ def verdicts(model: nn.Module, everything: Statistics) -> dict[tuple[str, bool],
         kept = everything - lost
         found[name, True] = unmerge.diagnose(lost, kept, model, recipe=Recipe(basis="lda"), control=control).verdict
         # As fit does; retain statistics have no samples to draw a control from.
-        request = pair_of(lost, kept, Recipe(basis="lda"))
+        request = pair_of(model, lost, kept, Recipe(basis="lda"))
         found[name, False] = Evidence().add(model, request, everything.layers, kept, seed=0).verdict()
     return found
 
@@ -257,6 +257,19 @@ def test_a_control_that_reaches_no_layer_is_none() -> None:
     assert edit.provenance["verdict"]["ratio"] is None
     diagnosis = unmerge.diagnose(forget, retain, model, recipe=recipe)
     assert diagnosis.verdict.ratio is None
+
+
+@pytest.mark.filterwarnings("ignore:the request looks:unmerge.errors.UnmergeWarning")
+@pytest.mark.filterwarnings("ignore:left out:unmerge.errors.UnmergeWarning")
+def test_a_diagnosis_leaves_out_the_experts_that_fit_leaves_alone() -> None:
+    model, forget, retain = with_a_rare_expert()
+    recipe = Recipe(layers="re:experts", rank=7, retain_rank=2)
+    with pytest.warns(UnmergeWarning, match="layers of experts are left alone"):
+        edit = unmerge.fit(model, forget, retain, init="zero", recipe=recipe)
+    with pytest.warns(UnmergeWarning, match="layers of experts are left alone"):
+        diagnosis = unmerge.diagnose(forget, retain, model, recipe=recipe)
+    assert list(diagnosis.layers) == list(edit.layers)
+    assert not set(EXPERT_0) & set(edit.layers)
 
 
 # fit heeds it

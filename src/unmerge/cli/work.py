@@ -24,6 +24,7 @@ from unmerge.pipeline import fit
 from unmerge.recipe import Recipe
 from unmerge.requests.gathering import needed_of, pair_of
 from unmerge.requests.parts import expected_layers
+from unmerge.requests.request import Request
 
 
 @dataclass(frozen=True)
@@ -62,11 +63,20 @@ class Job:
 
 @dataclass(frozen=True)
 class Gathered:
-    """The statistics of a request: of everything, of what is forgotten and of what is kept."""
+    """The statistics of everything, and the request: of what is forgotten and of what is kept."""
 
     everything: Statistics
-    forget: Statistics
-    retain: Statistics
+    request: Request
+
+    @property
+    def forget(self) -> Statistics:
+        assert self.request.forget is not None
+        return self.request.forget
+
+    @property
+    def retain(self) -> Statistics:
+        assert self.request.retain is not None
+        return self.request.retain
 
 
 def layer_choice(job: Job) -> dict[str, Any]:
@@ -108,7 +118,7 @@ def gather(job: Job, known: Statistics | None = None, kept: Kept | None = None) 
         else:
             forget = kept.passed("forget", request.forget, read_forget)
     if known is not None:
-        return Gathered(known, forget, known - forget)
+        return Gathered(known, pair_of(module, forget, known - forget, job.recipe))
     with job.phase("statistics", "reading what is to be retained"):
         retain = read_retain() if kept is None else kept.passed("retain", request.retain, read_retain)
     both = (
@@ -119,7 +129,7 @@ def gather(job: Job, known: Statistics | None = None, kept: Kept | None = None) 
             retain.without_classes(),
         )
     )
-    return Gathered(both[0] + both[1], forget, retain)
+    return Gathered(both[0] + both[1], pair_of(module, forget, retain, job.recipe))
 
 
 def diagnosed(job: Job, found: Gathered) -> Diagnosis:
@@ -128,16 +138,14 @@ def diagnosed(job: Job, found: Gathered) -> Diagnosis:
         control = None
         if found.retain.samples > 1:
             options = {"mask": job.request.mask, "forward": None, "seed": job.recipe.seed}
-            pair = pair_of(found.forget, found.retain, job.recipe)
-            control = random_control(job.model.module, job.request.retain, pair, options)
+            control = random_control(job.model.module, job.request.retain, found.request, options)
         return diagnose(found.forget, found.retain, job.model.module, job.init, recipe=job.recipe, control=control)
 
 
 def heed(job: Job, found: Gathered, diagnosis: Diagnosis) -> None:
     """Stop, or warn, where samples that are no whole classes have nothing in common."""
     verdict = diagnosis.verdict
-    classes = pair_of(found.forget, found.retain, job.recipe).classes
-    if verdict.kind != "instance-like" or classes or job.settings.on_verdict == "ignore":
+    if verdict.kind != "instance-like" or found.request.classes or job.settings.on_verdict == "ignore":
         return
     if job.settings.on_verdict == "raise":
         raise Refused(f"the request looks {verdict}\nPass --on-verdict warn to edit all the same.")

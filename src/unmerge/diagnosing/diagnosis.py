@@ -29,6 +29,7 @@ from unmerge.recipe import Recipe, given_or_default
 from unmerge.requests.gathering import needed_of, pair_of
 from unmerge.requests.parts import expected_layers
 from unmerge.solving.doses import Doses
+from unmerge.solving.heads import Head
 from unmerge.storage.files import write_json
 from unmerge.storage.fingerprint import fingerprint
 from unmerge.tables import html_table, text_table
@@ -129,7 +130,10 @@ def _diagnose(
         if control is None:
             check_rereadable(retain, "retain", "the random control")
         retain = collect(model, retain, forget, **options, what="retain")
-    request = pair_of(forget, retain, recipe)
+    request = pair_of(model, forget, retain, recipe)
+    assert request.forget is not None
+    assert request.retain is not None
+    forget, retain = request.forget, request.retain
     if request.statistics.sketches:
         raise StatisticsError(
             f"{listing(request.statistics.sketches)} were sketched to fit the memory, and a diagnosis needs their "
@@ -153,10 +157,11 @@ def _diagnose(
     if init != "zero":
         _warn_of_a_stranger(vectors)
     strength = next(value for value in (alpha, recipe.alpha, 1.0) if value is not None)
-    doses = Doses.of(model, edited, request, recipe)
+    head = Head.of(model, request, names, recipe)
+    doses = Doses.of(model, edited, request.classes, recipe, head)
     with full_precision(), torch.no_grad():
         found = {
-            name: diagnose_layer(request, name, model, vectors.of(name), recipe, strength, name in edited, doses)
+            name: diagnose_layer(request, name, model, vectors.of(name), recipe, strength, name in edited, head, doses)
             for name in names
         }
         random = {

@@ -19,7 +19,7 @@ from unmerge.requests.request import Request
 from unmerge.solving import bases
 from unmerge.solving.directions import coefficients_of, directions, head_directions, without_response
 from unmerge.solving.doses import Doses
-from unmerge.solving.heads import head_alone
+from unmerge.solving.heads import Head
 from unmerge.solving.pooling import pools_of
 from unmerge.solving.pools import Pools
 
@@ -70,6 +70,7 @@ def diagnose_layer(
     recipe: Recipe,
     alpha: float,
     edited: bool,
+    head: Head,
     doses: Doses,
 ) -> LayerDiagnosis:
     """What the recipe would find there; alpha: the strength for which responses and bounds are given."""
@@ -77,8 +78,7 @@ def diagnose_layer(
     groups = pools_of(request, name)
     vector = weight_matrix(module, difference).double()
     weight = weight_matrix(module).detach().to(vector)
-    head = head_alone(model, request, (name,), recipe)
-    found = (head_directions if name == head else directions)(groups, recipe).to(vector.device)
+    found = (head_directions if head.falls and name == head.name else directions)(groups, recipe).to(vector.device)
     coefficients = doses.applied(name, found, coefficients_of(vector, found, recipe))
     # One entry a group; a layer without groups is one.
     matrices = (vector, coefficients, found.forget, found.retain)

@@ -44,7 +44,7 @@ def compose(edits: Sequence[Edit], alphas: Sequence[float] | None = None) -> Edi
     layers = {
         name: _joined([(edit.layers[name], alpha) for edit, alpha in pairs if name in edit.layers]) for name in names
     }
-    ridges = {edit.recipe.refit if edit.recipe.basis == "blend" else None for edit in edits}
+    ridges = {edit.recipe.refit if edit.recipe.traits.dosed else None for edit in edits}
     parts: list[dict[str, Any]] = [
         {"alpha": alpha, "removed": list(edit.removed), "recipe": edit.recipe.to_dict(), **edit.provenance}
         for edit, alpha in pairs
@@ -96,6 +96,8 @@ def _joined(parts: list[tuple[LayerEdit, float]]) -> LayerEdit:
 
 def _orthonormal(columns: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
     """Q and B' with B' Qᵀ = B columnsᵀ; directions that all groups hold twice are dropped."""
+    if not columns.shape[-1]:  # a classifier of which rows are removed, and nothing else
+        return columns, coefficients
     left, sizes, right = torch.linalg.svd(columns, full_matrices=False)
     kept = (sizes > _NEGLIGIBLE * sizes.amax(-1, keepdim=True)).sum(-1).amax()
     return left[..., :kept], (coefficients @ (sizes.unsqueeze(-1) * right)[..., :kept, :].mT)

@@ -35,7 +35,7 @@ def refitted(
     before: the tensors that the edit changed, as they were.
     """
     head, ridge = edit.head, edit.recipe.refit
-    if ridge is None or edit.recipe.basis != "blend" or head not in edit.layers:
+    if ridge is None or not edit.recipe.traits.dosed or head not in edit.layers:
         return {}
     rows = _rows_left(model, head, edit.layers[head])
     if rows is None:

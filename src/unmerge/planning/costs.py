@@ -68,10 +68,11 @@ def grams_of(recipe: Recipe, classes: int, retained: int, with_verdict: bool) ->
 
     classes, retained: how many labels forget and retain have; each pool has the sums of its own.
     """
-    forget = classes + 1 if recipe.basis == "cav-class" else 1
+    of_classes = classes if recipe.traits.keeps == "classes" else 0
+    forget = 1 + of_classes
     solving = (forget + 1) * (2 if recipe.limits_rows else 1)
-    rows = (recipe.max_points or PROBE_ROWS) if recipe.basis == "cav-kmeans" else 0
-    sums = classes + retained + (classes if recipe.limits_rows and recipe.basis == "cav-class" else 0)
+    rows = (recipe.max_points or PROBE_ROWS) if recipe.traits.keeps == "rows" else 0
+    sums = classes + retained + (of_classes if recipe.limits_rows else 0)
     judged = max(retained, CONTROL_GROUPS) if with_verdict else 0
     return Grams(solving + with_verdict, solving, forget, rows, sums + judged, sums)
 
@@ -113,7 +114,7 @@ class _Layers:
         self._device = "cpu" if device_of_layer(model, members[0]).type == "cpu" else "cuda"
         self._widened = 8 - self._wide if self._device == "cpu" else 0
         self._entries = max(layer_of(model, name).get_parameter("weight").numel() for name in members)
-        self._clusters = 0 if recipe is None else classes if recipe.basis == "cav-class" else recipe.rank
+        self._clusters = 0 if recipe is None else classes if recipe.traits.keeps == "classes" else recipe.rank
 
     def cost(self, memory: int | None, known: int | None) -> Cost:
         """That of the Gram where it is known and fits, else of a sketch."""
@@ -135,7 +136,7 @@ class _Layers:
         """The size of the smallest sketch that holds what the recipe asks for."""
         if self._recipe is None:
             return _LEAST
-        deflated = self._recipe.deflate if self._recipe.basis == "deflated-pca" else 0
+        deflated = self._recipe.deflate if self._recipe.traits.deflates else 0
         return max(self._recipe.rank, self._recipe.retain_rank, deflated) + _OVERSAMPLING
 
     def _cost(self, sketch: int | None) -> Cost:

@@ -1,9 +1,9 @@
-"""From what `fit` is given to a request: data are read here, and nowhere after it."""
+"""From what `fit` is given to a request: data are read here; after it only the verdict's random control is."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -13,6 +13,7 @@ from unmerge.collecting.statistics import Statistics
 from unmerge.data.batches import Forward, Mask, check_rereadable, class_labels
 from unmerge.errors import DataError, StatisticsError, listing, warn
 from unmerge.model.experts import expert_modules, is_routed
+from unmerge.model.layers import device_of_layer
 from unmerge.placement.state import state_of
 from unmerge.recipe import PROBE_ROWS, Recipe
 from unmerge.requests.request import Request
@@ -23,68 +24,110 @@ Source = Iterable[Any] | Statistics
 TOKENS_A_DIRECTION = 4  # that an expert must have seen for each direction of the recipe
 
 
-def request_of(
-    model: nn.Module,
-    forget: Source | None,
-    retain: Source | None,
-    recipe: Recipe,
-    classes: Sequence[int] | None,
-    statistics: Statistics | None,
-    mask: Mask,
-    forward: Forward | None,
-    view: View | None = None,
-) -> Request:
-    """The request that `fit`'s arguments make, its data read where they are data; of a view its layers alone."""
-    if classes is not None or statistics is not None:
-        if classes is None or statistics is None or forget is not None or retain is not None:
-            raise DataError("classes= and statistics= go together, and in place of forget and retain.")
-        if not isinstance(statistics, Statistics):
-            kind = type(statistics).__name__
-            raise DataError(f"statistics is a {kind}; expected Statistics: unmerge.Statistics.load(path) reads a file.")
-        statistics.check_weights(fingerprint(state_of(model)) if view is None else view.weights)
-        return _of_classes(statistics, classes, recipe)
-    if forget is None or retain is None:
-        raise DataError("fit needs forget and retain, or classes= and statistics=.")
+@dataclass(frozen=True)
+class Sources:
+    """What `fit` is given of data, and how it is read."""
 
-    options: dict[str, Any] = {"mask": mask, "forward": forward, "seed": recipe.seed}
-    limited = recipe.limits_rows
-    if limited and not isinstance(retain, Statistics):
-        check_rereadable(retain, "retain", "max_points")
-    if limited and not isinstance(forget, Statistics):
-        check_rereadable(forget, "forget", "max_points")
-    if limited and (isinstance(forget, Statistics) or isinstance(retain, Statistics)):
-        raise DataError(
-            "max_points limits the rows that are read, so it needs the data, not Statistics. Pass the data, or "
-            "recipe.but(max_points=None) to use every row."
-        )
-    forget_data: Any = forget
-    retain_data: Any = retain
-    nothing_read = isinstance(forget, Statistics) and isinstance(retain, Statistics)
-    if not isinstance(forget, Statistics):
-        choice: Any = {"layers": recipe.layers, "skip_layers": recipe.skip_layers}
-        if view is not None:
-            choice = {"layers": view}
-        elif isinstance(retain, Statistics):
-            choice = {"layers": retain}
-        forget = collect(model, forget, **choice, **needed_of(recipe), **options, what="forget")
-    if not isinstance(retain, Statistics):
-        retain = collect(model, retain, same_layers(forget, view), **options, what="retain")
+    forget: Source | None
+    retain: Source | None
+    classes: Sequence[int] | None
+    statistics: Statistics | None
+    mask: Mask
+    forward: Forward | None
+
+    @property
+    def given(self) -> Statistics | None:
+        """Statistics that are there already, if there are any."""
+        sources = (self.statistics, self.retain, self.forget)
+        return next((source for source in sources if isinstance(source, Statistics)), None)
+
+    def request(self, model: nn.Module, recipe: Recipe, view: View | None = None) -> Request:
+        """The request, its data read where they are data; of a view its layers alone."""
+        if self.classes is not None or self.statistics is not None:
+            return self._of_classes(model, recipe, view)
+        if self.forget is None or self.retain is None:
+            raise DataError("fit needs forget and retain, or classes= and statistics=.")
+        if recipe.limits_rows:
+            self._check_rows_can_be_limited()
+        options: dict[str, Any] = {"mask": self.mask, "forward": self.forward, "seed": recipe.seed}
+        forget, retain = (_part(source, view, model) for source in (self.forget, self.retain))
+        if not isinstance(forget, Statistics):
+            choice: Any = {"layers": recipe.layers, "skip_layers": recipe.skip_layers}
+            if view is not None:
+                choice = {"layers": view}
+            elif isinstance(retain, Statistics):
+                choice = {"layers": retain}
+            forget = collect(model, forget, **choice, **needed_of(recipe), **options, what="forget")
+        if not isinstance(retain, Statistics):
+            retain = collect(model, retain, same_layers(forget, view), **options, what="retain")
+        request = pair_of(model, forget, retain, recipe)  # which also sees that both have the same weights
+        if isinstance(self.forget, Statistics) and isinstance(self.retain, Statistics):
+            forget.check_weights(fingerprint(state_of(model)) if view is None else view.weights)
+        if not recipe.limits_rows:
+            return request
+        assert request.forget is not None
+        data: tuple[Any, Any] = (self.forget, self.retain)
+        options |= {"layers": same_layers(request.forget, view), "max_points": recipe.max_points}
+        probe_forget = collect(model, data[0], **needed_of(recipe), **options, what="forget probes")
+        unseen = _classes_without_rows(request.forget, probe_forget) if recipe.traits.keeps == "classes" else []
+        if unseen:
+            raise DataError(
+                f"the first {recipe.max_points} rows of forget hold no sample of the classes {unseen}. Shuffle the "
+                "forget batches, or use recipe.but(max_points=None)."
+            )
+        probe_retain = collect(model, data[1], **options, what="retain probes")
+        return replace(request, probe_forget=probe_forget, probe_retain=probe_retain)
+
+    def _of_classes(self, model: nn.Module, recipe: Recipe, view: View | None) -> Request:
+        if self.classes is None or self.statistics is None or self.forget is not None or self.retain is not None:
+            raise DataError("classes= and statistics= go together, and in place of forget and retain.")
+        if not isinstance(self.statistics, Statistics):
+            kind = type(self.statistics).__name__
+            raise DataError(f"statistics is a {kind}; expected Statistics: unmerge.Statistics.load(path) reads a file.")
+        whole = _part(self.statistics, view, model)
+        whole.check_weights(fingerprint(state_of(model)) if view is None else view.weights)
+        return _of_classes(whole, self.classes, recipe)
+
+    def _check_rows_can_be_limited(self) -> None:
+        for source, what in ((self.retain, "retain"), (self.forget, "forget")):
+            if not isinstance(source, Statistics):
+                check_rereadable(source, what, "max_points")
+        if isinstance(self.forget, Statistics) or isinstance(self.retain, Statistics):
+            raise DataError(
+                "max_points limits the rows that are read, so it needs the data, not Statistics. Pass the data, or "
+                "recipe.but(max_points=None) to use every row."
+            )
+
+
+def _part(source: Any, view: View | None, model: nn.Module) -> Any:
+    """Of statistics the layers of the view, each where the model computes it, sketched where the view says so."""
+    if view is None or not isinstance(source, Statistics):
+        return source
+    names = view.selection.names
+    sketches = {name: view.sketches[name] for name in names if name in view.sketches}
+    return source.only(*names).sketched(sketches).at({name: device_of_layer(model, name) for name in names})
+
+
+def pair_of(model: nn.Module, forget: Statistics, retain: Statistics, recipe: Recipe) -> Request:
+    """The request of two statistics: checked for what the recipe needs of them, without experts that saw too little."""
     forget, retain = _with_enough_tokens(model, forget, retain, recipe)
-    request = pair_of(forget, retain, recipe)  # which also sees that both have the same weights
-    if nothing_read:
-        forget.check_weights(fingerprint(state_of(model)) if view is None else view.weights)
-    if not limited:
-        return request
-    options |= {"layers": same_layers(forget, view), "max_points": recipe.max_points}
-    probe_forget = collect(model, forget_data, **needed_of(recipe), **options, what="forget probes")
-    unseen = _classes_without_rows(forget, probe_forget) if recipe.basis == "cav-class" else []
-    if unseen:
+    forget.check_alike(retain, "pair")
+    forget = forget.sketched(retain.sketches)
+    retain = retain.sketched(forget.sketches).beside(forget)
+    of_classes, of_rows = (recipe.traits.keeps == what for what in ("classes", "rows"))
+    if of_classes and not forget.classes:
         raise DataError(
-            f"the first {recipe.max_points} rows of forget hold no sample of the classes {unseen}. Shuffle the forget "
-            "batches, or use recipe.but(max_points=None)."
+            f"basis={recipe.basis!r} needs a class label with every forget sample, but there are none. Give batches as "
+            "(inputs, labels), or use basis='cav-kmeans'."
         )
-    probe_retain = collect(model, retain_data, **options, what="retain probes")
-    return replace(request, probe_forget=probe_forget, probe_retain=probe_retain)
+    layers = forget.layers.values()
+    if of_classes and not all(layer.class_moments for layer in layers):
+        raise DataError(f"basis={recipe.basis!r} needs the full moments of each class: collect(..., per_class='full').")
+    if of_rows and not all(layer.sample is not None for layer in layers):
+        raise DataError(f"basis={recipe.basis!r} clusters a sample of rows: collect(..., sample=8192).")
+    labelled = bool(forget.classes) and bool(retain.classes)
+    is_class_request = labelled and not set(forget.classes) & set(retain.classes)
+    return Request(forget, retain, classes=forget.classes if is_class_request else ())
 
 
 def _with_enough_tokens(
@@ -105,27 +148,6 @@ def _with_enough_tokens(
             f"({TOKENS_A_DIRECTION} for each of the recipe's directions): {listing(starved, 4)}."
         )
     return forget.leaving_out(starved), retain.leaving_out(starved)
-
-
-def pair_of(forget: Statistics, retain: Statistics, recipe: Recipe) -> Request:
-    """The request of two statistics, checked for what the recipe needs of them."""
-    forget.check_alike(retain, "pair")
-    forget = forget.sketched(retain.sketches)
-    retain = retain.sketched(forget.sketches).beside(forget)
-    needed = needed_of(recipe)
-    if recipe.basis == "cav-class" and not forget.classes:
-        raise DataError(
-            "basis='cav-class' needs a class label with every forget sample, but there are none. Give batches as "
-            "(inputs, labels), or use basis='cav-kmeans'."
-        )
-    layers = forget.layers.values()
-    if "per_class" in needed and not all(layer.class_moments for layer in layers):
-        raise DataError("basis='cav-class' needs the full moments of each class: collect(..., per_class='full').")
-    if "sample" in needed and not all(layer.sample is not None for layer in layers):
-        raise DataError("basis='cav-kmeans' clusters a sample of rows: collect(..., sample=8192).")
-    labelled = bool(forget.classes) and bool(retain.classes)
-    is_class_request = labelled and not set(forget.classes) & set(retain.classes)
-    return Request(forget, retain, classes=forget.classes if is_class_request else ())
 
 
 def _of_classes(whole: Statistics, classes: Sequence[int], recipe: Recipe) -> Request:
@@ -152,8 +174,8 @@ def _classes_without_rows(forget: Statistics, probes: Statistics) -> list[int]:
 
 def needed_of(recipe: Recipe) -> dict[str, Any]:
     """What collecting the forget set must keep beyond moments."""
-    if recipe.basis == "cav-class":
+    if recipe.traits.keeps == "classes":
         return {"per_class": "full"}
-    if recipe.basis == "cav-kmeans":
+    if recipe.traits.keeps == "rows":
         return {"sample": recipe.max_points or PROBE_ROWS}
     return {}

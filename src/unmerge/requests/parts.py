@@ -3,49 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
 from unmerge.collecting.collection import View, distinct_labels, looked, view_of
 from unmerge.collecting.statistics import Statistics, joined
-from unmerge.data.batches import Forward, Mask, check_rereadable
+from unmerge.data.batches import Forward, check_rereadable
 from unmerge.data.reading import Reading
 from unmerge.model.evaluating import evaluating
 from unmerge.model.initial import Init, lacking
-from unmerge.model.layers import candidates, device_of_layer, head_of
+from unmerge.model.layers import candidates, head_of
 from unmerge.model.selection import Selection, select
 from unmerge.planning.costs import costs_of, grams_of
 from unmerge.planning.plans import Plan, bytes_of, plan_within
 from unmerge.recipe import Recipe, given_or_default
-from unmerge.requests.gathering import Source, request_of
+from unmerge.requests.gathering import Source, Sources
 from unmerge.requests.request import Request, nothing_selected
-
-
-@dataclass(frozen=True)
-class Sources:
-    """What `fit` is given of data, and how it is read."""
-
-    forget: Source | None
-    retain: Source | None
-    classes: Sequence[int] | None
-    statistics: Statistics | None
-    mask: Mask
-    forward: Forward | None
-
-    @property
-    def given(self) -> Statistics | None:
-        """Statistics that are there already, if there are any."""
-        sources = (self.statistics, self.retain, self.forget)
-        return next((source for source in sources if isinstance(source, Statistics)), None)
-
-    def request(self, model: nn.Module, recipe: Recipe, view: View | None = None) -> Request:
-        """The request, its data read where they are data; of a view its layers alone."""
-        forget, retain, statistics = (
-            _part(source, view, model) for source in (self.forget, self.retain, self.statistics)
-        )
-        return request_of(model, forget, retain, recipe, self.classes, statistics, self.mask, self.forward, view)
 
 
 def plan(
@@ -165,12 +140,3 @@ def _edited(model: nn.Module, recipe: Recipe, view: View, given: Statistics | No
     seen = None if view.probe is None else view.probe.head
     kept = (seen or head_of(model)) if recipe.head == "keep" else None
     return [name for name in view.selection.names if name != kept]
-
-
-def _part(source: Any, view: View | None, model: nn.Module) -> Any:
-    """Of statistics the layers of the view, each where the model computes it, sketched where the view says so."""
-    if view is None or not isinstance(source, Statistics):
-        return source
-    names = view.selection.names
-    sketches = {name: view.sketches[name] for name in names if name in view.sketches}
-    return source.only(*names).sketched(sketches).at({name: device_of_layer(model, name) for name in names})

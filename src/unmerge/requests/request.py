@@ -17,7 +17,7 @@ from unmerge.recipe import Recipe
 
 @dataclass(frozen=True)
 class Request:
-    """What one edit is made from; after it, no stage sees a sample."""
+    """What one edit is made from; solving sees no sample."""
 
     forget: Statistics | None
     retain: Statistics | None

@@ -24,7 +24,7 @@ class Directions:
     forget: Tensor  # (in, k), or (groups, in, k)
     retain: Tensor
     lift: Tensor | None = None  # the coefficients are τ · lift instead of a solver's
-    alone: bool = False  # whether they are a classifier's that forgets without the removal of rows
+    keeps_rows: bool = False  # whether they are a classifier's that forgets without the removal of rows
     sketch: Mapping[str, float] | None = None  # of a sketched layer: its size, and the shares of variance that it holds
 
     @property
@@ -73,7 +73,7 @@ def head_directions(groups: Sequence[Pools], recipe: Recipe) -> Directions:
     found = directions(groups, recipe.but(basis="private-mean"))
     if found.rank == 0:
         return directions(groups, recipe)
-    return replace(found, alone=True)
+    return replace(found, keeps_rows=True)
 
 
 def fall(weight: Tensor, rows: Tensor, shifts: Tensor, classes: Sequence[int]) -> Tensor:

@@ -10,34 +10,31 @@ from torch import Tensor, nn
 
 from unmerge.model.layers import layer_of
 from unmerge.recipe import Recipe
-from unmerge.requests.request import Request
 from unmerge.solving.directions import Directions
-from unmerge.solving.heads import removal
+from unmerge.solving.heads import Head
 
 _RISE = 12  # convolutions over which an edit grows to all of itself
 
 
 @dataclass(frozen=True)
 class Doses:
-    """What `blend` makes of the coefficients of a request's layers; other bases leave them as they are."""
+    """What a basis with doses makes of the coefficients of a request's layers; others leave them as they are."""
 
     strengths: Mapping[str, float]  # 1 for a layer without one
     cut: str | None  # the classifier that loses the rows of forgotten classes
     classes: tuple[int, ...]  # which are these rows
 
     @staticmethod
-    def of(model: nn.Module, names: Sequence[str], request: Request, recipe: Recipe) -> Doses:
-        """names: all layers that are edited."""
-        if recipe.basis != "blend":
+    def of(model: nn.Module, names: Sequence[str], classes: tuple[int, ...], recipe: Recipe, head: Head) -> Doses:
+        """names: all layers that are edited; classes: the forgotten ones."""
+        if not recipe.traits.dosed:
             return Doses({}, None, ())
-        removed, _ = removal(model, request, names, recipe)
-        cut = request.head(model) if removed else None
-        return Doses(rising(model, names, recipe.early_strength), cut, request.classes)
+        return Doses(rising(model, names, recipe.early_strength), head.name if head.removed else None, classes)
 
     def applied(self, name: str, found: Directions, coefficients: Tensor) -> Tensor:
         """B of a layer in its dose. The classifier's rows of other classes read what is left as before."""
         coefficients = self.strengths.get(name, 1.0) * coefficients
-        if not (found.alone or name == self.cut):
+        if not (found.keeps_rows or name == self.cut):
             return coefficients
         rows = torch.tensor(self.classes, device=coefficients.device)
         return torch.zeros_like(coefficients).index_copy(0, rows, coefficients[rows])

@@ -18,8 +18,6 @@ from unmerge.model.layers import beyond_lora, is_transposed, layer_of, tensor_na
 from unmerge.recipe import Recipe
 from unmerge.requests.request import Request
 from unmerge.solving.directions import Directions, coefficients_of, directions, fall, head_directions, without_response
-from unmerge.solving.doses import Doses
-from unmerge.solving.heads import head_alone
 from unmerge.solving.pooling import pools_as_counted, pools_of, retain_mean
 from unmerge.solving.settling import Settled
 
@@ -30,7 +28,7 @@ class Fitted:
 
     layers: dict[str, LayerEdit] = field(default_factory=dict)
     sketches: dict[str, Mapping[str, float]] = field(default_factory=dict)  # `Directions.sketch` of each such layer
-    head_alone: bool = False  # whether the classifier has `head_directions`: no row need go
+    keeps_rows: bool = False  # whether the classifier has `head_directions`: no row need go
 
 
 class Clock:
@@ -51,14 +49,15 @@ class Clock:
 
 def fit_layers(fitted: Fitted, model: nn.Module, request: Request, settled: Settled, clock: Clock) -> None:
     """Add the bases and coefficients of a part's layers; those that share their input share their bases."""
-    recipe, task_vectors, names = settled.recipe, settled.task_vectors, settled.of(request)
-    doses = Doses.of(model, settled.names, request, recipe)
+    recipe, task_vectors, names, head = settled.recipe, settled.task_vectors, settled.of(request), settled.head
     known: dict[tuple[int, ...], Directions] = {}
-    head = head_alone(model, request, names, recipe)
+
+    def falls(name: str) -> bool:
+        return head.falls and name == head.name
 
     def source_of(name: str) -> tuple[int, ...]:
-        is_centred = recipe.basis == "wiener" and request.keeps_mean(name, recipe)  # the others do not ask
-        return (name == head, is_centred, *request.sources(name))
+        is_centred = recipe.traits.asks_mean and request.keeps_mean(name, recipe)
+        return (falls(name), is_centred, *request.sources(name))
 
     last = {source_of(name): name for name in names}
     with full_precision(), torch.no_grad():
@@ -68,23 +67,24 @@ def fit_layers(fitted: Fitted, model: nn.Module, request: Request, settled: Sett
             with clock("bases"):
                 source = source_of(name)
                 if source not in known:
-                    find = head_directions if name == head else directions
+                    find = head_directions if falls(name) else directions
                     known[source] = find(pools_of(request, name), recipe)
                 basis = known[source].to(weight.device)
                 if last[source] == name:  # of many directions they are as large as the statistics
                     del known[source]
-                fitted.head_alone |= basis.alone
+                fitted.keeps_rows |= basis.keeps_rows
                 if basis.sketch is not None:
                     fitted.sketches[name] = basis.sketch
                 if basis.rank == 0:
                     _check_empty(name, recipe)
-                    continue
+                    if not (head.removed and name == head.name):  # whose rows go all the same
+                        continue
             with clock("solve"):
                 task_vector = weight_matrix(module, weight).double()
-                coefficients = doses.applied(name, basis, coefficients_of(task_vector, basis, recipe))
+                coefficients = settled.doses.applied(name, basis, coefficients_of(task_vector, basis, recipe))
                 bias = task_vectors.get(tensor_name(name, "bias"))
                 lower: Tensor | None = None
-                if basis.alone:
+                if basis.keeps_rows:
                     shifts = pools_as_counted(request, name)[0].shifts()
                     own = weight_matrix(module).to(task_vector)
                     lower = recipe.head_strength * fall(own, *shifts, request.classes)
@@ -145,8 +145,8 @@ def _layer_edit(
 
 
 def _check_empty(name: str, recipe: Recipe) -> None:
-    """An empty basis is an error, but for private-mean, which leaves such a layer alone."""
-    if recipe.basis == "private-mean":
+    """An empty basis is an error, but for one that leaves such a layer alone."""
+    if recipe.traits.may_skip:
         return
     if recipe.traits.probes and recipe.centering == "separate":
         why = (

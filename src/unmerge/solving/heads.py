@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container
+from dataclasses import dataclass
 
 from torch import nn
 
@@ -12,12 +13,37 @@ from unmerge.recipe import Recipe
 from unmerge.requests.request import Request
 
 
-def obstacle(model: nn.Module, request: Request, edited: Container[str], asked: bool = False) -> str:
+@dataclass(frozen=True)
+class Head:
+    """The classifier, and what becomes of the rows of forgotten classes."""
+
+    name: str
+    removed: tuple[int, ...] = ()  # the rows that are taken out
+    why_kept: str = ""  # why none is, where the recipe wants that or leaves it open
+    falls: bool = False  # whether it has `head_directions` instead, and forgotten outputs `fall`
+
+    @staticmethod
+    def of(model: nn.Module, request: Request, edited: Container[str], recipe: Recipe) -> Head:
+        """What the recipe makes of it; edited: the layers that are."""
+        name = request.head(model)
+        if recipe.head == "keep":
+            return Head(name)
+        reason = _obstacle(model, name, request, edited, asked=recipe.head == "remove")
+        if recipe.head == "edit":
+            return Head(name, falls=not reason and recipe.traits.dosed and recipe.mean in ("auto", "preserve"))
+        return Head(name, () if reason else request.classes, reason)
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse head="remove" where no row can go."""
+        if recipe.head == "remove" and not self.removed:
+            raise EditError(f"head='remove' cannot be done: {self.why_kept}. Use head='edit'.")
+
+
+def _obstacle(model: nn.Module, head: str, request: Request, edited: Container[str], asked: bool) -> str:
     """Why the forgotten classes are no outputs of the classifier that an edit can take out; empty where they are.
 
     asked: the user said that they are, so it need not show in what the model returns.
     """
-    head = request.head(model)
     if not request.classes:
         return "the request is not made of whole classes"
     if head not in edited:
@@ -31,23 +57,3 @@ def obstacle(model: nn.Module, request: Request, edited: Container[str], asked: 
     if max(request.classes) >= width or min(request.classes) < 0:
         return f"the labels {list(request.classes)} are not all among the {width} rows of the classifier {head!r}"
     return ""
-
-
-def head_alone(model: nn.Module, request: Request, edited: Container[str], recipe: Recipe) -> str | None:
-    """The classifier where its rows stay: it has `head_directions`, and the outputs of forgotten classes `fall`."""
-    wanted = recipe.basis == "blend" and recipe.head == "edit" and recipe.mean in ("auto", "preserve")
-    return request.head(model) if wanted and not obstacle(model, request, edited) else None
-
-
-def check_removal(model: nn.Module, request: Request, edited: Container[str], recipe: Recipe) -> None:
-    """Refuse head="remove" where no row can go."""
-    if recipe.head == "remove" and (reason := obstacle(model, request, edited, asked=True)):
-        raise EditError(f"head='remove' cannot be done: {reason}. Use head='edit'.")
-
-
-def removal(model: nn.Module, request: Request, edited: Container[str], recipe: Recipe) -> tuple[tuple[int, ...], str]:
-    """The rows of the classifier that are taken out, and why none where the recipe wants that or leaves it open."""
-    if recipe.head in ("edit", "keep"):
-        return (), ""
-    reason = obstacle(model, request, edited, asked=recipe.head == "remove")
-    return (() if reason else request.classes), reason

@@ -181,7 +181,7 @@ class Pools:
         """For CAV: each cluster's scatter about the pool's centre c, the rows n_j (m_j − c), and the retain scatter."""
         layer = (self._request.probe_forget or self._lost)[self._layer]
         retain = self._moments((self._request.probe_retain or self._kept)[self._layer].moments)
-        if recipe.basis == "cav-class":
+        if recipe.traits.keeps == "classes":
             parts = [self._moments(part) for part in layer.class_moments.values()]
         else:
             parts = self._kmeans(layer, recipe)

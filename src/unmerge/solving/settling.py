@@ -15,7 +15,8 @@ from unmerge.model.origin import check_origin
 from unmerge.model.selection import select
 from unmerge.recipe import Recipe
 from unmerge.requests.request import Request
-from unmerge.solving.heads import check_removal
+from unmerge.solving.doses import Doses
+from unmerge.solving.heads import Head
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class Settled:
     names: list[str]  # the layers that are to be edited
     unchanged: list[str]  # those in which fine-tuning left nothing to take back
     task_vectors: TaskVectors
+    head: Head
+    doses: Doses
 
     def of(self, request: Request) -> list[str]:
         """The layers of one part."""
@@ -58,8 +61,10 @@ def settle(model: nn.Module, request: Request, recipe: Recipe, planned: list[str
     task_vectors = start.task_vectors(names)
     unchanged = [] if start.is_zero else _unchanged(model, names, task_vectors, request, recipe)
     edited = [name for name in names if name not in unchanged]
-    check_removal(model, request, edited, recipe)
-    return Settled(recipe, edited, unchanged, task_vectors)
+    head = Head.of(model, request, edited, recipe)
+    head.check(recipe)
+    doses = Doses.of(model, edited, request.classes, recipe, head)
+    return Settled(recipe, edited, unchanged, task_vectors, head, doses)
 
 
 def _unchanged(
