@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import sys
-import warnings
 from collections.abc import Iterable, Mapping
 
 
@@ -72,14 +70,3 @@ def reasons(left_out: Mapping[str, str]) -> str:
     for name, reason in left_out.items():
         names.setdefault(reason, []).append(repr(name))
     return "; ".join(f"{listing(those)} {reason}" for reason, those in names.items())
-
-
-def warn(message: str) -> None:
-    """Warn at the line of the user's code that called into the package; of several processes the first does."""
-    distributed = sys.modules.get("unmerge.distributed")  # which imports this module
-    if distributed is not None and not distributed.is_first():
-        return
-    level, frame = 1, sys._getframe()
-    while frame.f_back is not None and frame.f_globals["__name__"].partition(".")[0] == "unmerge":
-        level, frame = level + 1, frame.f_back
-    warnings.warn(message, UnmergeWarning, stacklevel=level)

@@ -13,8 +13,9 @@ from unmerge.collecting.statistics import Statistics
 from unmerge.data.batches import Forward, Mask, device_of
 from unmerge.diagnosing.verdict import Evidence, Verdict
 from unmerge.distributed.processes import agreed, copy_first_, same_everywhere, size, together
+from unmerge.distributed.warning import warn
 from unmerge.editing.edit import Edit
-from unmerge.errors import DataError, LayerError, RecipeError, reasons, warn
+from unmerge.errors import DataError, LayerError, RecipeError, reasons
 from unmerge.model.initial import Init
 from unmerge.model.ledger import as_collected
 from unmerge.provenance import finished_edit

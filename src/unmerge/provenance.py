@@ -13,8 +13,9 @@ from torch import nn
 
 from unmerge.data.batches import device_of
 from unmerge.diagnosing.verdict import Verdict
+from unmerge.distributed.warning import warn
 from unmerge.editing.edit import Edit
-from unmerge.errors import listing, reasons, warn
+from unmerge.errors import listing, reasons
 from unmerge.model.initial import Init
 from unmerge.model.layers import layer_of
 from unmerge.model.selection import last_quarter

@@ -16,7 +16,6 @@ class Rule:
     words: tuple[str, ...] = ()
     number: type | None = None
     low: float = -math.inf
-    high: float = math.inf
     optional: bool = False
 
     def accepts(self, value: Any) -> bool:
@@ -27,14 +26,13 @@ class Rule:
         if self.number is None or isinstance(value, bool):
             return False
         is_number = isinstance(value, Integral if self.number is int else Real)
-        return is_number and self.low <= value <= self.high and abs(value) <= sys.float_info.max
+        return is_number and self.low <= value and abs(value) <= sys.float_info.max
 
     def __str__(self) -> str:
         parts = [repr(word) for word in self.words]
         if self.number is not None:
             kind = "a whole number" if self.number is int else "a number"
             bounds = f" from {self.low:g}" if math.isfinite(self.low) else ""
-            bounds += f" to {self.high:g}" if math.isfinite(self.high) else ""
             parts.append(kind + bounds)
         if self.optional:
             parts.append("None")

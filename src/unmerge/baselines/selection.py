@@ -13,7 +13,7 @@ from unmerge.baselines.samples import Samples
 from unmerge.baselines.training import predict
 from unmerge.data.batches import Forward
 from unmerge.model.evaluating import evaluating
-from unmerge.model.ledger import write
+from unmerge.placement.writing import write
 
 Weights = dict[str, Tensor]
 

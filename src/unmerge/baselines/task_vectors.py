@@ -17,8 +17,8 @@ from unmerge.baselines.training import Training, check_finite, train_on
 from unmerge.editing.recalibration import recalibrate
 from unmerge.errors import DataError
 from unmerge.model.evaluating import batch_norms
-from unmerge.model.ledger import write
 from unmerge.placement.state import state_of
+from unmerge.placement.writing import write
 
 ALPHAS = (0.25, 0.35, 0.5, 0.75, 1.0)  # the paper's sweep
 BUFFERS = ("keep", "subtract", "recalibrate")

@@ -41,7 +41,7 @@ from unmerge.bench.tasks import Task, task_of
 from unmerge.bench.training import SCHEDULES, train
 from unmerge.data.batches import progress
 from unmerge.errors import DataError, UnmergeWarning, suggest
-from unmerge.evaluation import Column, Evaluation, Figure, Outputs, Table, evaluate, outputs
+from unmerge.evaluation import Evaluation, Outputs, evaluate, outputs
 from unmerge.evaluation.accuracy import accuracy
 from unmerge.model.initial import Init
 from unmerge.storage.files import load_weights, write_json, write_weights
@@ -161,9 +161,8 @@ class Benchmark:
         evaluation = evaluate(
             found, reference, task.splits, AXES, floor, seed=self.options.seed, device=self.options.device
         )
-        timed = {name: {"seconds": Figure(value)} for name, value in seconds.items()}
-        tables = {**evaluation.tables, "seconds": Table("seconds", [Column("seconds", None, 2)], timed)}
-        tables = {"summary": comparison.summary(tables), **tables}
+        evaluation = comparison.with_seconds(evaluation, seconds)
+        tables = dict(evaluation.tables)
         published = paper.beside(self.task, self.options.init, tables["accuracy"])
         if published is not None and self.options.classes is None:
             tables["paper"] = published

@@ -6,7 +6,7 @@ import copy
 import inspect
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,26 +19,15 @@ from unmerge.bench.tasks import Task
 from unmerge.data.batches import progress
 from unmerge.errors import UnmergeWarning
 from unmerge.evaluation import Column, Evaluation, Figure, Table, evaluate
+from unmerge.evaluation.pipeline import AXES
+from unmerge.evaluation.summary import summary
 from unmerge.measures import accuracy
 from unmerge.model.layers import candidates
 from unmerge.recipe import Recipe
 
 RATES = (1.0, 10.0, 100.0)  # times the paper's learning rate
 _PAPER_DEPTH = 53  # convolutions of its ResNet-50
-ALL_AXES = ("accuracy", "entanglement", "membership", "fidelity", "decodability", "relearning", "calibration")
 FAST_AXES = ("accuracy", "entanglement", "fidelity", "decodability")
-SUMMARY = {  # column of the summary: table and column that it is taken from
-    "forget %": ("accuracy", "forget"),
-    "retain %": ("accuracy", "retain"),
-    "test %": ("accuracy", "test"),
-    "ToW": ("accuracy", "ToW"),
-    "KL forget": ("fidelity", "KL forget"),
-    "feature gap": ("entanglement", "mean gap"),
-    "MIA gap": ("membership gaps", "mean |gap|"),
-    "probe %": ("decodability", "probe forget"),
-    "ECE test": ("calibration", "ECE test"),
-    "seconds": ("seconds", "seconds"),
-}
 
 
 def compared(task: Task, *, fast: bool = False, seed: int = 0) -> Evaluation:
@@ -57,14 +46,10 @@ def compared(task: Task, *, fast: bool = False, seed: int = 0) -> Evaluation:
             warnings.simplefilter("ignore", UnmergeWarning)  # the paper's rank of 128 is more than small layers have
             models[name] = method()
         seconds[name] = time.perf_counter() - start
-    axes = FAST_AXES if fast else ALL_AXES
+    axes = FAST_AXES if fast else tuple(AXES)
     options: dict[str, Any] = {"forward": task.forward, "seed": seed, "init": task.init}
     found = evaluate(models, task.retrained, task.splits, axes, task.floor, **options)
-    timed = Table(
-        "seconds", [Column("seconds", None, 2)], {name: {"seconds": Figure(value)} for name, value in seconds.items()}
-    )
-    tables = {**found.tables, "seconds": timed}
-    return replace(found, tables={"summary": summary(tables), **tables})
+    return with_seconds(found, seconds)
 
 
 def methods(
@@ -147,26 +132,11 @@ def edited(
     return edit.apply(model, alpha, recalibrate=data, forward=task.forward)
 
 
-def summary(tables: dict[str, Table]) -> Table:
-    """The main figure of every axis in one table."""
-    kept: dict[str, tuple[str, Column]] = {}
-    for label, (title, column) in SUMMARY.items():
-        source = (
-            next((entry for entry in tables[title].columns if entry.label == column), None) if title in tables else None
-        )
-        if source is not None:
-            kept[label] = (title, source)
-    first = tables["accuracy"]
-    cells = {
-        model: {
-            label: tables[title].cells[model][source.label]
-            for label, (title, source) in kept.items()
-            if source.label in tables[title].cells.get(model, {})
-        }
-        for model in first.cells
-    }
-    shown = [replace(source, label=label) for label, (_, source) in kept.items()]
-    return Table("summary", shown, cells, first.anchors, first.reference)
+def with_seconds(found: Evaluation, seconds: Mapping[str, float]) -> Evaluation:
+    """The evaluation with the seconds that each row took, and its summary in front."""
+    rows = {name: {"seconds": Figure(value)} for name, value in seconds.items()}
+    tables = {**found.tables, "seconds": Table("seconds", [Column("seconds", None, 2)], rows)}
+    return replace(found, tables={"summary": summary(tables), **tables})
 
 
 def _tuned(task: Task, name: str, common: dict[str, Any]) -> nn.Module:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
-import inspect
 import pkgutil
 import sys
 from pathlib import Path
@@ -46,10 +45,9 @@ def bench(
     before, given = sys.argv, list(arguments or [])
     if given[:1] == ["--"]:
         del given[0]
-    takes_arguments = bool(inspect.signature(module.main).parameters)
     sys.argv = [f"unmerge bench {name}", *given]
     try:
-        module.main(given) if takes_arguments else module.main()
+        module.main()
     finally:
         sys.argv = before
 

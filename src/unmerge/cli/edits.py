@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from unmerge.cli.run_directory import check_folder
+from unmerge.distributed.warning import warn
 from unmerge.editing.edit import Edit
-from unmerge.errors import EditError, FileError, UnmergeWarning, listing, warn
+from unmerge.errors import EditError, FileError, UnmergeWarning, listing
 from unmerge.model.evaluating import batch_norms
 from unmerge.model.layers import tensor_name
 from unmerge.model.ledger import ledger_of

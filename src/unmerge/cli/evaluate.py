@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import typer
 from torch import nn
 
-from unmerge.bench.comparison import summary
 from unmerge.cli import answers, edits, models, requests
 from unmerge.cli.command import add
 from unmerge.cli.console import Output
@@ -22,6 +21,7 @@ from unmerge.errors import suggest
 from unmerge.evaluation.pipeline import AXES
 from unmerge.evaluation.pipeline import evaluate as evaluated
 from unmerge.evaluation.result import Evaluation
+from unmerge.evaluation.summary import summary
 
 WRITERS = {".json": "to_json", ".csv": "to_csv", ".md": "to_markdown", ".tex": "to_latex"}
 EXAMPLES = [

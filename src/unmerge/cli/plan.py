@@ -19,6 +19,7 @@ from unmerge.tables import text_table
 
 _TIMED = 3  # batches
 _MIB = 2**20
+_SETS = 4  # of statistics at one time: forget, retain, all, and a random draw for the verdict
 
 
 def show(job: Job) -> None:
@@ -51,7 +52,7 @@ def show(job: Job) -> None:
     output.heading(job.request.description)
     output.show(text_table(["layer", "kind", "weight", "edited", "MiB"], rows))
     output.show(
-        f"\nmemory: {3 * size / _MIB:.1f} MiB of statistics (forget, retain, all) beside the model; "
+        f"\nmemory: {_SETS * size / _MIB:.1f} MiB of statistics (forget, retain, all, a random draw) beside the model; "
         f"{size / _MIB:.1f} MiB on disk"
     )
     if passes is None:
@@ -65,7 +66,7 @@ def show(job: Job) -> None:
             "request": job.request.description,
             "layers": {row[0]: {"kind": row[1], "weight": row[2], "edited": row[3] == "yes"} for row in rows},
             "statistics_bytes": size,
-            "memory_bytes": 3 * size,
+            "memory_bytes": _SETS * size,
             "batches": counts,
             "seconds_a_batch": round(a_batch, 4),
             "seconds": None if passes is None else round(passes, 2),

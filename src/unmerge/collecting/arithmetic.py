@@ -44,8 +44,6 @@ def combined(one: Statistics, other: Statistics, classes: tuple[int, ...], sign:
         classes=left,
         class_samples=tuple(counts[label] for label in left),
         counted=one.counted if one.counted == other.counted else None,
-        parts=None,
-        factors={},
     )
 
 

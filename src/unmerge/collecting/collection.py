@@ -29,7 +29,8 @@ from unmerge.data.batches import (
 from unmerge.data.reading import Reading
 from unmerge.data.unread import unread_labels
 from unmerge.distributed.processes import alone, exchange, together
-from unmerge.errors import DataError, LayerError, reasons, warn
+from unmerge.distributed.warning import warn
+from unmerge.errors import DataError, LayerError, reasons
 from unmerge.model.evaluating import evaluating
 from unmerge.model.ledger import as_collected
 from unmerge.model.selection import Selection, select

@@ -37,8 +37,9 @@ class Statistics:
     shift_to: dict[str, str | None] = field(default_factory=dict)  # the tensor that takes a constant shift
     left_out: dict[str, str] = field(default_factory=dict)
     counted: str | None = None  # which tokens, in the word of `data.batches.counted_by`; None where that is not known
-    parts: tuple[Statistics, Statistics] | None = field(default=None, repr=False)  # (S, F), when this is S − F
-    factors: dict[tuple[object, ...], Any] = field(default_factory=dict, repr=False, compare=False)  # a cache
+    # What belongs to these very sums: statistics that are made of them start without it.
+    parts: tuple[Statistics, Statistics] | None = field(default=None, init=False)  # (S, F), when this is S − F
+    factors: dict[tuple[object, ...], Any] = field(default_factory=dict, init=False)  # a cache
 
     def __getitem__(self, layer: str) -> LayerStatistics:
         if layer not in self.layers:
@@ -94,7 +95,7 @@ class Statistics:
 
     def only(self, *layers: str) -> Statistics:
         """The same statistics of some layers."""
-        return dataclasses.replace(self, layers={layer: self[layer] for layer in layers}, parts=None, factors={})
+        return dataclasses.replace(self, layers={layer: self[layer] for layer in layers})
 
     def leaving_out(self, reasons: Mapping[str, str]) -> Statistics:
         """The same statistics without some layers, which are noted with the reason."""
@@ -107,7 +108,7 @@ class Statistics:
     def without_classes(self) -> Statistics:
         """The same statistics without what is kept by label."""
         layers = _once_each(self.layers, lambda layer: LayerStatistics(layer.moments))
-        return dataclasses.replace(self, layers=layers, classes=(), class_samples=(), parts=None, factors={})
+        return dataclasses.replace(self, layers=layers, classes=(), class_samples=())
 
     @property
     def sketches(self) -> dict[str, int]:
@@ -123,7 +124,7 @@ class Statistics:
         made = {(id(self[name]), size): self[name] for name, size in smaller.items()}
         made = {key: layer.sketched(key[1]) for key, layer in made.items()}
         layers = self.layers | {name: made[id(self[name]), size] for name, size in smaller.items()}
-        return dataclasses.replace(self, layers=layers, parts=None, factors={})
+        return dataclasses.replace(self, layers=layers)
 
     def to(self, device: torch.device | str) -> Statistics:
         """The same statistics on another device."""
@@ -137,7 +138,7 @@ class Statistics:
         moved = {(id(layer), devices[name]): layer for name, layer in self.layers.items()}
         moved = {place: layer.to(place[1]) for place, layer in moved.items()}
         layers = {name: moved[id(layer), devices[name]] for name, layer in self.layers.items()}
-        return dataclasses.replace(self, layers=layers, parts=None, factors={})
+        return dataclasses.replace(self, layers=layers)
 
     def beside(self, other: Statistics) -> Statistics:
         """The same statistics with each layer where the other's is."""
@@ -224,8 +225,6 @@ def joined(parts: Sequence[Statistics]) -> Statistics:
         head=next((part.head for part in parts if part.head is not None), None),
         shift_to={name: to for part in parts for name, to in part.shift_to.items()},
         left_out={name: reason for part in parts for name, reason in part.left_out.items()},
-        parts=None,
-        factors={},
     )
 
 

@@ -18,7 +18,8 @@ from unmerge.diagnosing.layer_diagnosis import LayerDiagnosis, diagnose_layer
 from unmerge.diagnosing.separability import Control, check_control, control_separability, random_control
 from unmerge.diagnosing.verdict import Verdict, verdict_of
 from unmerge.distributed.processes import is_first, together
-from unmerge.errors import InitError, StatisticsError, listing, warn
+from unmerge.distributed.warning import warn
+from unmerge.errors import InitError, StatisticsError, listing
 from unmerge.linalg.products import full_precision
 from unmerge.model.initial import Init, TaskVectors, lacking, task_vectors
 from unmerge.model.ledger import as_collected

@@ -10,15 +10,17 @@ from torch import Tensor, nn
 
 from unmerge.data.batches import Forward, check_rereadable
 from unmerge.data.reading import Reading
+from unmerge.distributed.warning import warn
 from unmerge.editing.binding import check_model
 from unmerge.editing.recalibration import norm_inputs, norms_behind, recalibrate
 from unmerge.editing.refitting import refitted
-from unmerge.errors import EditError, listing, warn
-from unmerge.model import ledger as ledgers
+from unmerge.errors import EditError, listing
 from unmerge.model.evaluating import evaluating
 from unmerge.model.layers import tensor_name
+from unmerge.model.ledger import Entry, change, entry_of
 from unmerge.placement.sharded import is_finite
 from unmerge.placement.state import state_of
+from unmerge.placement.writing import check_changeable, write
 
 if TYPE_CHECKING:
     from unmerge.editing.edit import Edit
@@ -36,10 +38,10 @@ def apply_edit(
     force: bool,
 ) -> None:
     """Change the model in place, and with `retained` data re-estimate and refit what the edit left behind it."""
-    if ledgers.entry_of(model, edit) is not None:
+    if entry_of(model, edit) is not None:
         raise EditError("this model carries this edit already. Call edit.revert(model) first.")
     check_model(edit, model, force)
-    entry = ledgers.Entry(edit, alpha, head_alpha)
+    entry = Entry(edit, alpha, head_alpha)
     values = edit.changes(state_of(model), alpha, head_alpha)
     broken = [name for name, value in values.items() if not is_finite(value)]
     if broken:
@@ -50,9 +52,9 @@ def apply_edit(
         with evaluating(model):
             first = Reading(model, retained, "recalibrate", forward).few
         before = norm_inputs(model, first, forward)
-    with ledgers.change(model, entry) as remember:
+    with change(model, entry) as remember:
         remember(values)
-        ledgers.write(model, values)
+        write(model, values)
         if retained is None:
             return
         norms = norms_behind(before, norm_inputs(model, first, forward))
@@ -61,10 +63,10 @@ def apply_edit(
             return
         entry.recalibrated = tuple(tensor_name(norm, part) for norm in norms for part in _STATISTICS)
         with torch.inference_mode(False):  # as recalibration has it, whatever mode this is
-            ledgers.check_changeable(state_of(model), [*entry.present, *entry.recalibrated])
+            check_changeable(state_of(model), [*entry.present, *entry.recalibrated])
         remember(entry.recalibrated)
         recalibrate(model, norms, retained, forward)
         classifier = refitted(edit, model, entry.present, retained, forward)
         remember(classifier)
-        ledgers.write(model, classifier)
+        write(model, classifier)
         entry.recalibrated += tuple(classifier)

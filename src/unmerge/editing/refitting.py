@@ -17,9 +17,9 @@ from unmerge.editing.rewriting import REMOVED_BIAS
 from unmerge.errors import DataError
 from unmerge.model.evaluating import evaluating
 from unmerge.model.layers import tensor_name
-from unmerge.model.ledger import holding
 from unmerge.placement.sharded import Whole, split_like
 from unmerge.placement.state import state_of
+from unmerge.placement.writing import holding
 
 if TYPE_CHECKING:
     from unmerge.editing.edit import Edit

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from unmerge.errors import warn
+from unmerge.distributed.warning import warn
 from unmerge.tables import html_table, text_table
 
 EVALUATIONS = 12  # at most

@@ -9,6 +9,7 @@ from unmerge.evaluation.bootstrap import paired_means, with_interval
 from unmerge.evaluation.result import Better, Column, Row
 from unmerge.evaluation.subject import NO_REFERENCE, Findings, NotMeasurable, Setting, Subject, needed_features
 
+NEEDS_FEATURES = True
 RIDGE = 1e-2
 Hits = dict[str, Tensor]
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from unmerge.evaluation.result import Better, Column, Figure, Row
 from unmerge.evaluation.subject import NO_REFERENCE, Findings, NotMeasurable, Setting, Subject, needed_features
 
+NEEDS_FEATURES = True
 SCALES = (0.5, 1.0, 2.0)
 PROJECTIONS = 1000
 MAX_SAMPLES = 2500

@@ -11,7 +11,8 @@ from torch import nn
 
 from unmerge.data.batches import Forward, check_rereadable, progress
 from unmerge.distributed.processes import same_everywhere, together
-from unmerge.errors import DataError, suggest, warn
+from unmerge.distributed.warning import warn
+from unmerge.errors import DataError, suggest
 from unmerge.evaluation import (
     accuracy,
     calibration,
@@ -40,7 +41,6 @@ AXES: dict[str, Any] = {
 }
 REFERENCE = "retrained"
 FLOOR = "retrained again"
-_NEED_FEATURES = {"entanglement", "decodability"}
 
 
 @together
@@ -76,7 +76,7 @@ def evaluate(
         raise DataError(f"expected seed >= 0, draws >= 1 and level in (0, 1), got {seed!r}, {draws!r} and {level!r}.")
     chosen = _checked_options(axes, options or {})
     setting = Setting(seed, draws, level, splits, forward, groups or {}, init)
-    keep = keep_features if _NEED_FEATURES & chosen.keys() else 0
+    keep = keep_features if any(getattr(AXES[axis], "NEEDS_FEATURES", False) for axis in chosen) else 0
     rows = _rows(models, reference, floor)
     _check_splits(splits, rows, chosen)
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from unmerge.distributed.processes import is_first
-from unmerge.errors import DataError, FileError, listing, suggest, warn
+from unmerge.distributed.warning import warn
+from unmerge.errors import DataError, FileError, listing, suggest
 from unmerge.evaluation.samples import alignment
 from unmerge.storage.files import read_tensors, write_tensors
 from unmerge.storage.forms import check_fields

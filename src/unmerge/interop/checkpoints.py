@@ -8,10 +8,11 @@ from pathlib import Path
 from torch import Tensor
 
 from unmerge.distributed.processes import is_first
+from unmerge.distributed.warning import warn
 from unmerge.editing.binding import check_shapes, other_weights
 from unmerge.editing.edit import Edit
 from unmerge.editing.rewriting import rewritten, surviving_share
-from unmerge.errors import EditError, FileError, listing, warn
+from unmerge.errors import EditError, FileError, listing
 from unmerge.interop.card import model_card
 from unmerge.interop.locating import is_same, located
 from unmerge.interop.shards import INDEX, SINGLE, Checkpoint, copy_file, overwriting

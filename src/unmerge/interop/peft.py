@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unmerge.errors import LayerError, listing, warn
+from unmerge.distributed.warning import warn
+from unmerge.errors import LayerError, listing
 from unmerge.interop.lora import PLAIN_STARTS
 from unmerge.model.layers import tensor_name
 

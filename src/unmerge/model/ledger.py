@@ -5,25 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
-import torch
 from torch import Tensor, nn
 
-from unmerge.errors import EditError, LayerError, StatisticsError, listing, warn
+from unmerge.distributed.warning import warn
+from unmerge.errors import EditError, LayerError, StatisticsError, listing
 from unmerge.placement.state import state_of
+from unmerge.placement.writing import holding, write
 from unmerge.storage.fingerprint import differences, fingerprint
 
-if TYPE_CHECKING:
-    from unmerge.editing.edit import Edit
+
+class Change(Protocol):
+    """What the ledger has to know of an edit."""
+
+    def is_same(self, other: Any) -> bool:
+        """Whether both make the same change."""
+
+    def changes(self, state: Mapping[str, Tensor], alpha: float, head_alpha: float) -> dict[str, Tensor]:
+        """The tensors of a state dict that it changes, with their new values."""
 
 
 @dataclass
 class Entry:
     """One edit as it was applied."""
 
-    edit: Edit
+    edit: Change
     alpha: float
     head_alpha: float
     recalibrated: tuple[str, ...] = ()  # tensors that recalibration replaced
@@ -50,7 +58,7 @@ def ledger_of(model: nn.Module) -> Ledger:
     return _ledgers.get(model, Ledger())
 
 
-def entry_of(model: nn.Module, edit: Edit) -> Entry | None:
+def entry_of(model: nn.Module, edit: Change) -> Entry | None:
     """The entry of an edit that the model carries, be it this object or the same edit read from its file again."""
     return next((entry for entry in ledger_of(model).entries if edit.is_same(entry.edit)), None)
 
@@ -95,7 +103,7 @@ def seal(model: nn.Module, ledger: Ledger) -> None:
     ledger.written = fingerprint({name: state[name] for name in ledger.before})
 
 
-def withdraw(model: nn.Module, edit: Edit, force: bool) -> None:
+def withdraw(model: nn.Module, edit: Change, force: bool) -> None:
     """Take one edit out: restore the tensors from before and apply the other edits to them again."""
     ledger = ledger_of(model)
     entry = entry_of(model, edit)
@@ -131,18 +139,6 @@ def withdraw(model: nn.Module, edit: Edit, force: bool) -> None:
             "the BatchNorm statistics and classifier rows of the edits that stay were estimated with this one in place "
             "and are now those from before; apply them again with recalibrate=..."
         )
-
-
-@contextmanager
-def holding(model: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
-    """The model with other values of some tensors, inside the block."""
-    state = state_of(model)
-    present = {name: state[name].detach().clone() for name in values}
-    write(model, values)
-    try:
-        yield
-    finally:
-        write(model, present)
 
 
 def set_aside(model: nn.Module) -> AbstractContextManager[None]:
@@ -197,23 +193,3 @@ def _settle(model: nn.Module, ledger: Ledger) -> None:
         seal(model, ledger)
     else:
         _ledgers.pop(model, None)
-
-
-def write(model: nn.Module, values: Mapping[str, Tensor]) -> None:
-    """Copy values into the model's tensors, all or none."""
-    state = state_of(model)
-    check_changeable(state, values)
-    with torch.no_grad():
-        for name, value in values.items():
-            state[name].copy_(value)
-    torch.clear_autocast_cache()  # which would go on with half-precision copies of the weights from before
-
-
-def check_changeable(state: Mapping[str, Tensor], names: Iterable[str]) -> None:
-    """Refuse tensors that were made in inference mode, which torch lets nobody change outside of it."""
-    made = [name for name in names if state[name].is_inference()]
-    if made and not torch.is_inference_mode_enabled():
-        raise EditError(
-            f"{listing(made)} were made under torch.inference_mode(), so torch refuses to change them. Make or load "
-            "the model outside of it; torch.no_grad() does not have this effect."
-        )

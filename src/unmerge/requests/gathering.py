@@ -11,7 +11,8 @@ from torch import nn
 from unmerge.collecting.collection import View, collect, same_layers
 from unmerge.collecting.statistics import Statistics
 from unmerge.data.batches import Forward, Mask, check_rereadable, class_labels
-from unmerge.errors import DataError, StatisticsError, listing, warn
+from unmerge.distributed.warning import warn
+from unmerge.errors import DataError, StatisticsError, listing
 from unmerge.model.experts import expert_modules, is_routed
 from unmerge.model.layers import device_of_layer
 from unmerge.placement.state import state_of

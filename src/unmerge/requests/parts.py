@@ -95,7 +95,7 @@ def expected_layers(model: nn.Module, recipe: Recipe, init: Init, given: Statist
 
 def without_moments(request: Request) -> Request:
     """All of a request but what takes memory: enough to describe the edit."""
-    return request.with_each(lambda statistics: replace(statistics, layers={}, parts=None, factors={}))
+    return request.with_each(lambda statistics: replace(statistics, layers={}))
 
 
 def described_together(requests: Sequence[Request]) -> Request:

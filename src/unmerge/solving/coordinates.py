@@ -111,9 +111,7 @@ def in_coordinates(request: Request, layer: str) -> tuple[Request, Coordinates]:
     found = Coordinates.of(list(sides.values()), [*sides.values(), *probes])
     reduced = {id(side): found.reduced(side) for side in (*sides.values(), *probes)}
     shares = {name: reduced[id(side)][1] for name, side in sides.items()}
-    here = request.only(layer).with_each(
-        lambda part: replace(part, layers={layer: reduced[id(part[layer])][0]}, factors={})
-    )
+    here = request.only(layer).with_each(lambda part: replace(part, layers={layer: reduced[id(part[layer])][0]}))
     return here, replace(found, shares=shares)
 
 
