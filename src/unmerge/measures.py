@@ -68,7 +68,7 @@ def answer_probability(model: nn.Module, data: Iterable[Any], forward: Forward |
 
 
 def answer_probabilities(model: nn.Module, batch: Any, forward: Forward | None = None) -> Tensor:
-    """That of each text of a batch; texts without a labelled token are left out."""
+    """The answer probability of each text in a batch; texts without a labelled token are left out."""
     batch = on_device(model, batch)
     counted, targets = tokens.answer(batch)[:, 1:], batch["labels"][:, 1:]
     logits = logits_of(feed(model, batch, forward))

@@ -92,7 +92,7 @@ def _apply_to_files(
     force: bool,
     overwrite: bool,
 ) -> None:
-    """The same for a language model's checkpoint, one tensor at a time."""
+    """Apply an edit to a language model's checkpoint, one tensor at a time."""
     _check_elsewhere(place, to)
     strengths = edit.strengths(alpha, None)
     known = checkpoints.checksums(place)

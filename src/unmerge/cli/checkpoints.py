@@ -27,7 +27,7 @@ def is_language_checkpoint(directory: Path) -> bool:
 
 
 def checksums(directory: Path) -> dict[str, str]:
-    """Those of all tensors, by their names in the files."""
+    """Checksums of all tensors, by their names in the files."""
     checkpoint = Checkpoint.of(directory)
     return {name: fingerprint({name: checkpoint[name]})[name] for name in checkpoint}
 

@@ -61,7 +61,7 @@ def _flattened(function: Function, work: Function) -> Callable[..., None]:
 
 
 def _flags(context: typer.Context) -> dict[str, Flag]:
-    """Those of the command, and for what it lacks those of apply, where an edit meets a model."""
+    """The flags of the command, and for what it lacks those of apply, where an edit meets a model."""
     commands = getattr(context.parent and context.parent.command, "commands", {})
     others = flags_of(commands["apply"].params, "apply") if "apply" in commands else {}
     return {**others, **flags_of(context.command.params)}

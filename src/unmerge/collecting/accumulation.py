@@ -58,7 +58,7 @@ class LayerStatistics:
         return self.moments.size if isinstance(self.moments, SketchedMoments) else None
 
     def sketched(self, size: int) -> LayerStatistics:
-        """The same with sketches of at most this size."""
+        """These statistics with sketches of at most this size."""
         parts = {code: sketched(moments, size) for code, moments in self.class_moments.items()}
         return replace(self, moments=sketched(self.moments, size), class_moments=parts)
 

@@ -55,13 +55,13 @@ class BatchFacts:
         return self.codes is not None or self.counting is not None
 
     def to(self, device: torch.device) -> BatchFacts:
-        """The same on a layer's device, where a model is spread over several."""
+        """The facts on a layer's device, where a model is spread over several."""
         codes = None if self.codes is None else self.codes.to(device)
         counting = None if self.counting is None else self.counting.to(device)
         return replace(self, codes=codes, counting=counting)
 
     def of(self, routed: Routed) -> BatchFacts:
-        """The same of some tokens, each a sample of its own."""
+        """The facts of some tokens, each a sample of its own."""
         assert routed.rows is not None
         mask = None if self.counting is None else self.counting.mask
         if routed.tokens % self.size or (mask is not None and mask.numel() != routed.tokens):

@@ -53,7 +53,7 @@ class View:
     sketches: Mapping[str, int] = field(default_factory=dict)  # layers whose Gram is too large, with a size for each
 
     def only(self, names: Sequence[str], with_left_out: bool) -> View:
-        """The same of some layers; what was left out is told with one part alone."""
+        """The view of some layers; what was left out is told with one part alone."""
         left_out = self.selection.left_out if with_left_out else {}
         return replace(self, selection=replace(self.selection, names=list(names), left_out=left_out))
 
@@ -177,7 +177,7 @@ def _read_in_parts(
     what: str,
     memory: int,
 ) -> Statistics:
-    """The same in as many passes as the memory asks for, each part moved to the CPU before the next is read."""
+    """Statistics from as many passes as the memory asks for, each part moved to the CPU before the next is read."""
     check_rereadable(data, what, "memory=")
     view = looked(model, view, Reading(model, data, what).few, forward, mask)
     assert view.probe is not None

@@ -213,7 +213,7 @@ def length_of(data: Any) -> int | None:
 
 
 def progress(data: Iterable[Item], what: str, total: int | None, unit: str = "batch") -> Iterable[Item]:
-    """The same with a progress bar on a terminal; of several processes the first shows it."""
+    """`data` with a progress bar on a terminal; of several processes the first shows it."""
     hidden = None if is_first() else True  # None: only where there is a terminal
     return tqdm(data, desc=what, total=total, unit=unit, disable=hidden, leave=False)
 

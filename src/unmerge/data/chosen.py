@@ -42,7 +42,7 @@ class ChosenSamples:
             yield _joined(held)
 
     def among(self, batch: Any, start: int) -> Iterator[Any]:
-        """Those in a batch whose first sample has the place `start`, as one batch; nothing where it has none."""
+        """The chosen samples of a batch whose first has the place `start`, as one batch; nothing where it has none."""
         chosen = [place for place in range(len(first_tensor(batch))) if start + place in self._numbers]
         if not chosen:
             return

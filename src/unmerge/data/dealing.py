@@ -166,7 +166,7 @@ def _check_alike(loader: DataLoader[Any], indices: list[Any], what: str) -> None
 
 
 def _checksums(loader: DataLoader[Any], indices: list[Any]) -> list[str]:
-    """Those of some samples, their augmentation drawn from one seed."""
+    """Checksums of some samples, their augmentation drawn from one seed."""
     dataset: Any = loader.dataset
     collate: Any = loader.collate_fn
     tensors: dict[str, Tensor] = {}

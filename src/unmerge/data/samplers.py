@@ -91,7 +91,7 @@ def _distinct(batches: Batches) -> list[str]:
 
 
 def _generators(batch_sampler: Any) -> list[torch.Generator]:
-    """Those that a sampler draws from, where it says so as those of torch do."""
+    """The generators that a sampler draws from, where it names them as torch's samplers do."""
     parts = (batch_sampler, getattr(batch_sampler, "sampler", None))
     found = {id(each): each for part in parts if isinstance(each := getattr(part, "generator", None), torch.Generator)}
     return list(found.values())

@@ -57,7 +57,7 @@ class Diagnosis:
         return asdict(self)
 
     def to_json(self, path: str | Path | None = None) -> str:
-        """The same as JSON text, also written to a file where a path is given, by the first of several processes."""
+        """Everything as JSON text, also written to a file where a path is given, by the first of several processes."""
         if path is not None and is_first():
             write_json(Path(path), self.to_dict())
         return json.dumps(self.to_dict(), indent=2)

@@ -17,7 +17,7 @@ def overlaps(forget_basis: Tensor, retain_basis: Tensor) -> Tensor:
 
 
 def cosines(forget_basis: Tensor, retain_basis: Tensor) -> Tensor:
-    """Of the principal angles between the two spans (the singular values of C), largest first."""
+    """Cosines of the principal angles between the two spans (the singular values of C), largest first."""
     return torch.linalg.svdvals(forget_basis.mT @ retain_basis).clamp(0, 1)
 
 

@@ -23,7 +23,7 @@ class Scatter:
 
     @classmethod
     def of(cls, moments: Moments) -> Scatter:
-        """That of the rows that the moments count."""
+        """The scatter of the rows that the moments count."""
         column = (moments.total / moments.n**0.5).unsqueeze(1)
         return cls(moments.n, moments.mean, ((1, moments.gram),), column, column.new_tensor([-1]))
 
@@ -46,7 +46,7 @@ class Scatter:
         return self._joined(other, -1)
 
     def in_one(self) -> Scatter:
-        """The same with a single Gram of its own: products then cost one each."""
+        """This scatter with a single Gram of its own: products then cost one each."""
         (first, gram), *others = self.grams
         total = gram * first
         for sign, other in others:

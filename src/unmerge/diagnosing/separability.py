@@ -31,7 +31,7 @@ _TINY = torch.finfo(torch.float64).tiny
 
 @dataclass(frozen=True)
 class Separability:
-    """Of one layer or the mean of several: captured forget variance, and overlap with the retain span."""
+    """Captured forget variance and overlap with the retain span, of one layer or as the mean of several."""
 
     captured: float
     overlap: float
@@ -55,12 +55,12 @@ def rank_for(features: int) -> int:
 
 
 def separability(groups: list[Pools]) -> Separability:
-    """Of one layer, averaged over its groups."""
+    """The separability of one layer, averaged over its groups."""
     return _mean([_of_group(pools, Scatter.of(pools.retain)) for pools in groups])
 
 
 def control_separability(request: Request, control: Statistics, layer: str) -> Separability:
-    """That of one layer with a control in the place of the forget set, and all else retained."""
+    """The separability of one layer with a control in the place of the forget set, and all else retained."""
     request, control = request.only(layer), control.only(layer)
     if request.statistics.sketches or control.sketches:
         return separability(pools_of(_with_control(request, control), layer))

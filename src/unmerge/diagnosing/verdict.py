@@ -120,7 +120,7 @@ class Evidence:
         known: dict[tuple[int, ...], str] = {}  # layers that share their input have the same numbers
         with full_precision(), torch.no_grad():
             for name in layers:
-                same = known.setdefault(request.sources(name), name)
+                same = known.setdefault(request.input_key(name), name)
                 if same == name:
                     self._measure(request, control, name)
                 self.layers[name], self.shifts[name] = self.layers[same], self.shifts[same]

@@ -194,7 +194,7 @@ def copy_first_(tensor: Tensor) -> Tensor:
 
 
 def _sent(content: bytes, source: int, length: int) -> Any:
-    """One process's value in all of them; only these processes have written it."""
+    """One process's value, known in all of them; it comes from none but these processes."""
     box = torch.frombuffer(bytearray(content if rank() == source else length), dtype=torch.uint8)
     with _answering():
         dist.broadcast(box, src=source, group=control_group())

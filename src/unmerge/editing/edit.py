@@ -59,8 +59,8 @@ class Edit:
 
         alpha: the strength; by default the recommendation. head_alpha: another one for the classifier. Rows that the
         edit removes go at any strength, 0 included.
-        recalibrate: batches of retain data, as training saw them, from which BatchNorms behind edited layers are
-        re-estimated and the classifier is refitted (`Recipe.refit`).
+        recalibrate: batches of retain data, as training saw them, from which the BatchNorms behind edited layers are
+        re-estimated and the classifier is refitted (`Recipe.refit`); without such a BatchNorm nothing is done.
         force: apply to other weights than those the edit was fitted on.
         """
         apply_edit(self, model, *self.strengths(alpha, head_alpha), recalibrate, forward, force)

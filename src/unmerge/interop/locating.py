@@ -53,7 +53,7 @@ def _by_beginning(name: str, checkpoint: Checkpoint) -> Place | None:
 
 
 def _by_checksum(checkpoint: Checkpoint, unknown: Mapping[str, str]) -> dict[str, Place]:
-    """Those that exactly one tensor has the checksum of."""
+    """The tensors that are told by a checksum which exactly one in the checkpoint has."""
     wanted = set(unknown.values())
     shapes = {kind_of(checksum)[1] for checksum in wanted}
     found: dict[str, list[str]] = defaultdict(list)

@@ -34,7 +34,7 @@ class TaskVectors(Mapping[str, Tensor]):
         return _difference(self._current[name], None if self._initial is None else self._initial[name])
 
     def of(self, layer: str) -> Tensor:
-        """That of a layer's weight; of an expert's slice its part alone."""
+        """The task vector of a layer's weight; of an expert's slice its part alone."""
         initial = None if self._initial is None else weight_in(self._initial, layer)
         return _difference(weight_in(self._current, layer), initial)
 

@@ -55,6 +55,6 @@ def check_origin(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
 
 
 def _cosine(first: Tensor, second: Tensor) -> Tensor:
-    """Of the angle between two tensors, 0 where one of them is zero."""
+    """Cosine of the angle between two tensors; 0 where one of them is zero."""
     norms = first.norm() * second.norm()
     return (first * second).sum() / norms if norms > 0 else norms

@@ -23,7 +23,7 @@ def is_shorthand(entry: str) -> bool:
 def expanded(
     entry: str, model: nn.Module, names: Iterable[str], widths_of: Callable[[str], tuple[int, int]]
 ) -> list[str]:
-    """Those of the editable layers' names that a shorthand stands for; widths_of: the outputs and inputs of a layer.
+    """The names, among those of editable layers, that a shorthand stands for; widths_of: outputs and inputs of a layer.
 
     "attention": inside a block's attention, "mlp": elsewhere in a block, "outputs": the layers of both whose output the
     block adds to its stream; "last4" keeps the last four blocks.
@@ -99,7 +99,7 @@ def _attention_of(name: str, block: str, module: nn.Module) -> str:
 
 
 def _writing(attention: Mapping[str, str], widths_of: Callable[[str], tuple[int, int]]) -> list[str]:
-    """Of each attention, and of each module elsewhere, the last layer as wide as the stream; of experts all alike."""
+    """The last layer as wide as the stream in each attention and in each other module, and its like in all experts."""
     widths = {name: widths_of(name) for name in attention}
     # Most layers of a block read the stream or write to it.
     stream = Counter(width for pair in widths.values() for width in pair).most_common(1)
@@ -111,5 +111,5 @@ def _writing(attention: Mapping[str, str], widths_of: Callable[[str], tuple[int,
 
 
 def _numberless(name: str) -> str:
-    """The same for all experts of a block."""
+    """A name that all experts of a block share."""
     return re.sub(r"(?<=\.)\d+(?=\.)|\[\d+\]", "#", name)

@@ -117,7 +117,7 @@ class _Layers:
         self._clusters = 0 if recipe is None else classes if recipe.traits.keeps == "classes" else recipe.rank
 
     def cost(self, memory: int | None, known: int | None) -> Cost:
-        """That of the Gram where it is known and fits, else of a sketch."""
+        """The cost of the Gram where it is known and fits, else of a sketch."""
         if known is None:
             exact = self._cost(None)
             least, most = self._least(), self._features // _PART

@@ -51,7 +51,7 @@ class Plan:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain values."""
+        """The plan as plain values."""
         passes = [{"layers": group.layers, "bytes": group.bytes} for group in self.groups]
         return {"memory": self.memory, "bytes": self.bytes, "passes": passes, "sketches": self.sketches}
 

@@ -101,7 +101,7 @@ class Sources:
 
 
 def _part(source: Any, view: View | None, model: nn.Module) -> Any:
-    """Of statistics the layers of the view, each where the model computes it, sketched where the view says so."""
+    """The layers of the view, each where the model computes it, sketched where the view says so; data as they are."""
     if view is None or not isinstance(source, Statistics):
         return source
     names = view.selection.names

@@ -28,7 +28,7 @@ class Request:
 
     @property
     def statistics(self) -> Statistics:
-        """Those that say which layers there are and where their constants go."""
+        """The statistics that say which layers there are and where their constants go."""
         found = self.whole or self.retain
         assert found is not None
         return found
@@ -90,7 +90,7 @@ class Request:
         takes_constant = self.statistics.shift_to[layer] is not None
         return recipe.mean == "orthogonal" or (recipe.mean != "free" and takes_constant)
 
-    def sources(self, layer: str) -> tuple[int, ...]:
+    def input_key(self, layer: str) -> tuple[int, ...]:
         """Equal for layers that share their input, whose bases are then the same."""
         return tuple(id(part[layer]) for part in (self.forget, self.retain, self.whole) if part is not None)
 

@@ -65,7 +65,7 @@ def directions(groups: Sequence[Pools], recipe: Recipe) -> Directions:
 
 
 def head_directions(groups: Sequence[Pools], recipe: Recipe) -> Directions:
-    """Those of a classifier that keeps its rows while `blend` brings the features before it to where they belong.
+    """The directions of a classifier that keeps its rows while `blend` moves the features before it.
 
     private-mean, with which the retained means keep their outputs; `fall` then takes the forgotten outputs below the
     others. Where the retained means span the whole input it is edited like any layer.

@@ -57,7 +57,7 @@ def fit_layers(fitted: Fitted, model: nn.Module, request: Request, settled: Sett
 
     def source_of(name: str) -> tuple[int, ...]:
         is_centred = recipe.traits.asks_mean and request.keeps_mean(name, recipe)
-        return (falls(name), is_centred, *request.sources(name))
+        return (falls(name), is_centred, *request.input_key(name))
 
     last = {source_of(name): name for name in names}
     with full_precision(), torch.no_grad():

@@ -19,7 +19,7 @@ def pools_of(request: Request, layer: str) -> list[Pools]:
 
 
 def pools_as_counted(request: Request, layer: str) -> list[Pools]:
-    """The same as they were counted: of a sketched layer the means and variances alone."""
+    """The pools of a layer as they were counted: of a sketched layer the means and variances alone."""
     groups = request.statistics[layer].groups
     if groups is None:
         return [Pools(request, layer, None)]

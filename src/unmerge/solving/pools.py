@@ -222,7 +222,7 @@ class Pools:
         return rows, sums / rows.clamp_min(1).unsqueeze(1)
 
     def _class_sums(self, source: Statistics, forgotten: bool) -> tuple[Tensor, Tensor]:
-        """The same with Σx in place of the mean."""
+        """Rows and Σx of each class on one side of the request."""
         layer = source[self._layer]
         if not source.classes:
             moments = self._moments(layer.moments)

@@ -109,7 +109,7 @@ class Moments:
         return add_outer(self.scatter, (self.mean - centre) * self.n**0.5, +1)
 
     def about(self, centre: Tensor) -> Tensor:
-        """The same in float64, without a matrix more."""
+        """Σ(x − c)(x − c)ᵀ about any point in float64, made without a second matrix."""
         sums = {"gram": self.gram.to(torch.float64, copy=True)}
         add_step_(sums, self.n, self.total, self.pivot - centre, +1)
         return sums["gram"]
@@ -140,7 +140,7 @@ class Moments:
 
     @property
     def open_sums(self) -> Sums:
-        """The same in the type in which they are counted, as long as they are not settled."""
+        """The sums of second order in the type in which they are counted, as long as they are not settled."""
         self._check_counted()
         self._fill_lower_()
         return self._sums

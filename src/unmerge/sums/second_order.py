@@ -39,7 +39,7 @@ def add_step_(sums: Sums, n: float, total: Tensor, step: Tensor, sign: int) -> N
 
 
 def narrowed(sums: Sums, kind: torch.dtype) -> Sums:
-    """The same with the matrix in another type; a diagonal is small and stays as it is."""
+    """The sums with their matrix in another type; a diagonal is small and stays as it is."""
     return {name: part if name == "diagonal" else part.to(kind) for name, part in sums.items()}
 
 
