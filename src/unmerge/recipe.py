@@ -130,6 +130,11 @@ class Recipe:
         meaning="what part of its edit blend makes twelve and more convolutions before the last edited one; from there "
         "it grows evenly to all of it",
     )
+    lone_strength: float = _number(
+        1.0,
+        0,
+        meaning="what part of its half blend makes of what only one of its two edits takes; what both take stays in full",
+    )
     refit: float | None = _number(
         0.1,
         0,

@@ -93,6 +93,28 @@ def test_blend_is_the_mean_of_the_lda_projection_and_the_private_mean_edit_over_
         assert torch.allclose(layer.Q.mT @ layer.Q, identity.expand_as(layer.Q.mT @ layer.Q), atol=1e-6)
 
 
+@pytest.mark.parametrize("lone", [0.0, 0.5])
+def test_what_only_one_edit_of_blend_takes_can_be_weakened(lone: float) -> None:
+    """T = A P + lone ((P − A P)/2 + (A − A P)/2), 1.15 times, of the projections P of lda and A of private-mean."""
+    model = networks.mlp((6, 8, 5))
+    labels = torch.arange(60) % 4
+    inputs = (
+        torch.randn(60, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + labels.unsqueeze(1) / 2
+    )
+    forget, retain = ([(inputs[part], labels[part])] for part in (labels < 2, labels >= 2))
+    shared = Recipe(layers=["0"], head="edit", ridge=1e-9, lam=0, lone_strength=lone)
+    edits = {
+        basis: fit(model, forget, retain, init="zero", recipe=shared.but(basis=basis)).layers["0"]
+        for basis in ("blend", "lda", "private-mean")
+    }
+    weight = torch.linalg.pinv(model[0].weight.detach())
+    found, probes, private = (weight @ edits[basis].B @ edits[basis].Q.mT for basis in ("blend", "lda", "private-mean"))
+    both = private @ probes
+    wanted = 1.15 * (both + lone / 2 * (probes + private - 2 * both))
+    assert torch.allclose(found, wanted, atol=1e-7)
+    assert not torch.allclose(found, 1.15 / 2 * (probes + private), atol=1e-3)
+
+
 def some_classes(classes: int) -> list[list[tuple[Tensor, Tensor]]]:
     """The first class, to be forgotten, and the others."""
     generator = torch.Generator().manual_seed(0)

@@ -56,6 +56,11 @@ def _early(_: Task) -> Rows:
         yield f"default, early layers x{share:g}", Recipe(early_strength=share)
 
 
+def _lone(_: Task) -> Rows:
+    for share in (0.0, 0.25, 0.5):
+        yield f"default, what one edit takes alone x{share:g}", Recipe(lone_strength=share)
+
+
 def _refit(_: Task) -> Rows:
     yield "default, classifier not refitted", Recipe(refit=None)
     for ridge in (0.01, 1.0):
@@ -75,6 +80,7 @@ ABLATIONS: dict[str, Callable[[Task], Rows]] = {
     "lambda": _lambda,
     "strength": _strength,
     "early": _early,
+    "lone": _lone,
     "refit": _refit,
     "head": _head,
 }
