@@ -133,7 +133,8 @@ class Recipe:
     lone_strength: float = _number(
         1.0,
         0,
-        meaning="what part of its half blend makes of what only one of its two edits takes; what both take stays in full",
+        meaning="what part of its half blend makes of what only one of its two edits takes; what both take is made in "
+        "full",
     )
     refit: float | None = _number(
         0.1,
