@@ -177,7 +177,9 @@ class Benchmark:
             "subset": self.options.subset,
             "wrong": None if self.options.wrong is None else str(self.options.wrong),
             "versions": {"unmerge": __version__, "torch": torch.__version__, "python": platform.python_version()},
-            "device": torch.cuda.get_device_name() if self.options.device.startswith("cuda") else platform.processor(),
+            "device": torch.cuda.get_device_name()
+            if self.options.device.startswith("cuda")
+            else (platform.processor() or platform.machine()),
         }
         return replace(evaluation, tables=tables, settings=settings)
 

@@ -195,7 +195,7 @@ class Benchmark:
             "samples": {"train": len(self.data.retain) + len(self.data.forget)}
             | {name: len(questions) for name, questions in self.data.splits.items()},
             "versions": {"unmerge": __version__, "torch": torch.__version__, "python": platform.python_version()},
-            "device": torch.cuda.get_device_name() if self.half else platform.processor(),
+            "device": torch.cuda.get_device_name() if self.half else (platform.processor() or platform.machine()),
         }
 
 
