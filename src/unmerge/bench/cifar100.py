@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -28,12 +27,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from unmerge import __version__
 from unmerge.bench import cifar_data, comparison, paper
 from unmerge.bench.ablations import ablated, inits
 from unmerge.bench.caching import file_checksum, short_checksum
 from unmerge.bench.cifar_options import parser
 from unmerge.bench.images import Images
+from unmerge.bench.machine import machine_name, versions
 from unmerge.bench.networks import cifar_resnet, load_trunk, packaged_trunk
 from unmerge.bench.notes import note
 from unmerge.bench.options import tables_folder
@@ -176,10 +175,8 @@ class Benchmark:
             "classes": self.options.classes,
             "subset": self.options.subset,
             "wrong": None if self.options.wrong is None else str(self.options.wrong),
-            "versions": {"unmerge": __version__, "torch": torch.__version__, "python": platform.python_version()},
-            "device": torch.cuda.get_device_name()
-            if self.options.device.startswith("cuda")
-            else (platform.processor() or platform.machine()),
+            "versions": versions(),
+            "device": machine_name(self.options.device),
         }
         return replace(evaluation, tables=tables, settings=settings)
 

@@ -12,7 +12,6 @@ slowest is told.
 from __future__ import annotations
 
 import argparse
-import platform
 import resource
 import tempfile
 from collections.abc import Mapping
@@ -26,6 +25,7 @@ from torch import Tensor, nn
 
 import unmerge
 from unmerge.bench.images import Batches, half_precision
+from unmerge.bench.machine import machine_name, versions
 from unmerge.bench.networks import NETWORKS, cifar_resnet
 from unmerge.bench.stopwatch import Stopwatch, operations
 from unmerge.editing.recalibration import recalibrate
@@ -74,10 +74,9 @@ def main() -> None:
         model.load_state_dict(load_weights(options.weights))
         model.to(device)
     tables = measure(model, everything, forget, rest, device, options.basis, not options.no_eigh)
-    machine = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
-    versions = {"unmerge": unmerge.__version__, "torch": torch.__version__, "python": platform.python_version()}
+    machine = machine_name(device)
     named = {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
-    found = Evaluation(tables, {}, {**named, "seed": 0, "machine": machine, "versions": versions})
+    found = Evaluation(tables, {}, {**named, "seed": 0, "machine": machine, "versions": versions()})
     print(f"{options.model}, {options.images:,} images, {machine}, torch {torch.__version__}\n\n{found}")
     if options.out is not None:
         name = f"{options.model}-{device.type}"

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import unmerge
+from unmerge.bench.machine import machine_name
 from unmerge.model.evaluating import evaluating
 from unmerge.planning.plans import in_words
 
@@ -58,9 +59,8 @@ def main() -> None:
         if getattr(options, name) is None:
             setattr(options, name, value)
     device = torch.device(options.device)
-    machine = torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
     request = f"{options.shape}, {options.layers}, {options.basis}, {options.pairs:,} texts"
-    print(f"{request}, {machine}, torch {torch.__version__}")
+    print(f"{request}, {machine_name(device)}, torch {torch.__version__}")
     raise SystemExit(0 if measure(options, device) else 1)
 
 

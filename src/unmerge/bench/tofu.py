@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import platform
 import re
 import time
 import warnings
@@ -31,10 +30,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from unmerge import __version__
 from unmerge.baselines.language import LanguageTraining
 from unmerge.bench import tofu_data, tofu_models
 from unmerge.bench.caching import short_checksum
+from unmerge.bench.machine import machine_name, versions
 from unmerge.bench.notes import note
 from unmerge.bench.options import positive, table_parser, tables_folder
 from unmerge.bench.tofu_explore import cells, explored
@@ -194,8 +193,8 @@ class Benchmark:
             "target_probability": request.target,
             "samples": {"train": len(self.data.retain) + len(self.data.forget)}
             | {name: len(questions) for name, questions in self.data.splits.items()},
-            "versions": {"unmerge": __version__, "torch": torch.__version__, "python": platform.python_version()},
-            "device": torch.cuda.get_device_name() if self.half else (platform.processor() or platform.machine()),
+            "versions": versions(),
+            "device": machine_name(self.device),
         }
 
 
