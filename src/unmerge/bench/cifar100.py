@@ -47,7 +47,6 @@ from unmerge.storage.files import load_weights, write_json, write_weights
 
 AXES = ("accuracy", "entanglement", "membership", "fidelity", "decodability", "calibration")
 FEATURES = 2500  # samples a split whose features are kept
-NAMES = {"trees": "trees", "aquatic": "aquatic_mammals", "vehicles": "vehicles_1"}  # the paper's tasks
 
 
 def main() -> None:
@@ -105,7 +104,7 @@ class Benchmark:
 
     def answers(self) -> tuple[Task, dict[str, Outputs], dict[str, float], Outputs, Outputs | None]:
         """What every method's model answers and the seconds it took to make, the reference, and the noise floor."""
-        forgotten, classes = self.request()
+        forgotten, classes = cifar_data.requested(self.data, self.task)
         retain = self.data.train.where(~forgotten)
         own = self.options.seed
         model = self._network(f"finetuned-{own}", self.data.train, own, own)
@@ -134,7 +133,7 @@ class Benchmark:
 
     def check(self) -> None:
         """That the request and its rows are known; nothing is trained for it."""
-        _, classes = self.request()
+        _, classes = cifar_data.requested(self.data, self.task)
         init: Init = "zero" if self.options.init == "zero" else {}
         untrained = cifar_resnet(self.options.network, len(self.data.classes))
         self._rows(Task(self.task, untrained, {}, forget=(), retain=(), test=(), classes=classes, init=init))
@@ -179,23 +178,6 @@ class Benchmark:
             "device": machine_name(self.options.device),
         }
         return replace(evaluation, tables=tables, settings=settings)
-
-    def request(self) -> tuple[Tensor, tuple[int, ...]]:
-        """Which training images are forgotten, and the classes that go with them."""
-        labels = self.data.train.labels
-        generator = torch.Generator().manual_seed(0)  # the same request for every seed of training
-        if self.task == "random":
-            order = torch.randperm(len(labels), generator=generator)[: len(labels) // 20]
-            return torch.zeros(len(labels), dtype=torch.bool).index_fill_(0, order, True).to(labels.device), ()
-        if self.task == "coherent":
-            trees = self.data.train.has(self.data.classes_of("trees"))
-            half = torch.rand(len(labels), generator=generator) < 0.5
-            return trees & half.to(labels.device), ()
-        name = NAMES.get(self.task, self.task)
-        classes = self.data.classes_of(name)
-        if len(classes) == len(self.data.classes):
-            raise DataError(f"--task {self.task} forgets every class. Name fewer, or more with --classes.")
-        return self.data.train.has(classes), tuple(classes)
 
     def _initial(self, seed: int, trunk: Mapping[str, Tensor] | None = None) -> nn.Module:
         """The weights that training starts from, or those that another trunk would give it."""

@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from unmerge.bench.images import Images
 from unmerge.errors import DataError, FileError, suggest
 
+PAPER = {"aquatic": "aquatic_mammals", "vehicles": "vehicles_1"}  # its tasks, by superclass
 _SIDE = 32
 _TILES = 100  # mosaics hold 100 x 100 images
 
@@ -63,6 +65,23 @@ class Cifar100:
 
     def to(self, device: torch.device | str) -> Cifar100:
         return Cifar100(self.train.to(device), self.test.to(device), self.classes, self.superclass_of)
+
+
+def requested(data: Cifar100, task: str) -> tuple[Tensor, tuple[int, ...]]:
+    """Which training images a task forgets, the same ones for every seed of training, and the classes that go."""
+    labels = data.train.labels
+    generator = torch.Generator().manual_seed(0)
+    if task == "random":
+        order = torch.randperm(len(labels), generator=generator)[: len(labels) // 20]
+        return torch.zeros(len(labels), dtype=torch.bool).index_fill_(0, order, True).to(labels.device), ()
+    if task == "coherent":
+        trees = data.train.has(data.classes_of("trees"))
+        half = torch.rand(len(labels), generator=generator) < 0.5
+        return trees & half.to(labels.device), ()
+    classes = data.classes_of(PAPER.get(task, task))
+    if len(classes) == len(data.classes):
+        raise DataError(f"--task {task} forgets every class. Name fewer, or more with --classes.")
+    return data.train.has(classes), tuple(classes)
 
 
 def load(folder: str | Path) -> Cifar100:
