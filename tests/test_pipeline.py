@@ -713,12 +713,17 @@ def test_private_mean_skips_and_names_a_layer_spanned_by_the_retain_means() -> N
         unmerge.fit(model, [forget], [retain], init="zero", recipe=recipe.but(layers=["2"]))
 
 
-@pytest.mark.parametrize("head", ["auto", "remove"])
-def test_rows_of_a_classifier_that_the_retain_means_span_go_all_the_same(head: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("head", "knobs"),
+    [("auto", {}), ("remove", {}), ("auto", {"mean": "orthogonal"}), ("remove", {"bias": "shrink", "gamma": 0.5})],
+)
+def test_rows_of_a_classifier_that_the_retain_means_span_go_all_the_same(
+    head: str, knobs: dict[str, Any], tmp_path: Path
+) -> None:
     model = networks.mlp((6, 3, 5))
     forget, retain = request((6,), forgotten=(0,), kept=(1, 2, 3, 4))
     before = copy.deepcopy(model.state_dict())
-    recipe = unmerge.Recipe(basis="private-mean", skip_layers=0, head=head)
+    recipe = unmerge.Recipe(basis="private-mean", skip_layers=0, head=head, **knobs)
     edit = unmerge.fit(model, [forget], [retain], init="zero", recipe=recipe)
     assert (edit.alpha, edit.head, edit.removed) == (1.0, "2", (0,))
     assert {name: layer.rank > 0 for name, layer in edit.layers.items()} == {"0": True, "2": False}
@@ -728,6 +733,7 @@ def test_rows_of_a_classifier_that_the_retain_means_span_go_all_the_same(head: s
         each.apply(model)
         assert (model(forget[0])[:, 0] == -1e4).all()
         torch.testing.assert_close(model[2].weight[1:], before["2.weight"][1:], rtol=0, atol=0)
+        torch.testing.assert_close(model[2].bias[1:], before["2.bias"][1:], rtol=0, atol=0)
         assert each.survived(model)["2"] == 1
         each.revert(model)
         torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)

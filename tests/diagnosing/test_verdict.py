@@ -19,7 +19,7 @@ from unmerge import Edit, Recipe, Statistics
 from unmerge.bench.digits import Split, load_digits, train
 from unmerge.diagnosing.separability import Separability
 from unmerge.diagnosing.verdict import SMALL_SCORE, Evidence, Verdict, verdict_of
-from unmerge.errors import DataError, RecipeError, StatisticsError, UnmergeWarning
+from unmerge.errors import DataError, LayerError, RecipeError, StatisticsError, UnmergeWarning
 from unmerge.requests.gathering import pair_of
 
 TRAIN, _ = load_digits()
@@ -270,6 +270,19 @@ def test_a_diagnosis_leaves_out_the_experts_that_fit_leaves_alone() -> None:
         diagnosis = unmerge.diagnose(forget, retain, model, recipe=recipe)
     assert list(diagnosis.layers) == list(edit.layers)
     assert not set(EXPERT_0) & set(edit.layers)
+
+
+@pytest.mark.filterwarnings("ignore::unmerge.errors.UnmergeWarning")
+def test_a_control_may_know_the_experts_that_are_left_out() -> None:
+    model, forget, retain = with_a_rare_expert()
+    recipe = Recipe(layers="re:experts", rank=7, retain_rank=2)
+    lost = unmerge.collect(model, forget, recipe.layers)
+    control = unmerge.collect(model, retain[:2], lost)
+    diagnosis = unmerge.diagnose(lost, unmerge.collect(model, retain, lost), model, recipe=recipe, control=control)
+    assert not set(EXPERT_0) & set(diagnosis.layers)
+    assert diagnosis.verdict.ratio is not None
+    with pytest.raises(LayerError, match=r"no layer is left to look at: .* saw fewer than"):
+        unmerge.diagnose(forget, retain, model, recipe=recipe.but(rank=1000))
 
 
 # fit heeds it

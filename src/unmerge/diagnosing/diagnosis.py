@@ -19,7 +19,7 @@ from unmerge.diagnosing.separability import Control, check_control, control_sepa
 from unmerge.diagnosing.verdict import Verdict, verdict_of
 from unmerge.distributed.processes import is_first, together
 from unmerge.distributed.warning import warn
-from unmerge.errors import InitError, StatisticsError, listing
+from unmerge.errors import InitError, LayerError, StatisticsError, listing, reasons
 from unmerge.linalg.products import full_precision
 from unmerge.model.initial import Init, TaskVectors, lacking, task_vectors
 from unmerge.model.ledger import as_collected
@@ -135,6 +135,8 @@ def _diagnose(
     assert request.forget is not None
     assert request.retain is not None
     forget, retain = request.forget, request.retain
+    if not forget.layers:
+        raise LayerError(f"no layer is left to look at: {reasons(forget.left_out)}. Pass more data, or a lower rank.")
     if request.statistics.sketches:
         raise StatisticsError(
             f"{listing(request.statistics.sketches)} were sketched to fit the memory, and a diagnosis needs their "
@@ -158,8 +160,8 @@ def _diagnose(
     if init != "zero":
         _warn_of_a_stranger(vectors)
     strength = next(value for value in (alpha, recipe.alpha, 1.0) if value is not None)
-    head = Head.of(model, request, names, recipe)
-    doses = Doses.of(model, edited, request.classes, recipe, head)
+    head = Head.of(model, request, names, recipe)  # also of a classifier that is only looked at
+    doses = Doses.of(model, edited, request.classes, recipe, Head.of(model, request, edited, recipe))
     with full_precision(), torch.no_grad():
         found = {
             name: diagnose_layer(request, name, model, vectors.of(name), recipe, strength, name in edited, head, doses)

@@ -163,6 +163,7 @@ def check_control(request: Request, control: Statistics) -> None:
             "separability depends on their number."
         )
     known = request.statistics.leaving_out(control.left_out)
+    control = control.leaving_out(request.statistics.left_out)
     known.check_alike(control, "compare")
     control = control.beside(known)
     for name, layer in known.layers.items():

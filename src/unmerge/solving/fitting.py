@@ -77,8 +77,9 @@ def fit_layers(fitted: Fitted, model: nn.Module, request: Request, settled: Sett
                     fitted.sketches[name] = basis.sketch
                 if basis.rank == 0:
                     _check_empty(name, recipe)
-                    if not (head.removed and name == head.name):  # whose rows go all the same
-                        continue
+                    if head.removed and name == head.name:  # whose rows go all the same
+                        fitted.layers[name] = _no_change(module, weight)
+                    continue
             with clock("solve"):
                 task_vector = weight_matrix(module, weight).double()
                 coefficients = settled.doses.applied(name, basis, coefficients_of(task_vector, basis, recipe))
@@ -91,6 +92,14 @@ def fit_layers(fitted: Fitted, model: nn.Module, request: Request, settled: Sett
                 fitted.layers[name] = _layer_edit(
                     name, module, coefficients, basis.forget, bias, lower, request, recipe
                 )
+
+
+def _no_change(module: nn.Module, weight: Tensor) -> LayerEdit:
+    """An edit of rank 0."""
+    matrix = weight_matrix(module, weight)
+    matrix = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
+    B, Q = matrix[..., :0].contiguous(), matrix.mT[..., :0].contiguous()
+    return LayerEdit(B, Q, transposed=is_transposed(module), beyond_lora=beyond_lora(module))
 
 
 def _layer_edit(
