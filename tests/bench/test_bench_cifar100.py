@@ -205,6 +205,17 @@ def test_some_classes_alone_are_a_data_set_with_networks_of_its_own(
         run(monkeypatch, folder, tmp_path, "--task", "class:dolphin+trees", *part)
 
 
+def test_tables_of_another_network_do_not_take_the_place_of_results(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = f"cifar100 --data {folder} --network small --epochs 1 --device cpu --task trees --only un-edited"
+    monkeypatch.setattr(sys, "argv", arguments.split())
+    cifar100.main()
+    assert (tmp_path / ".bench/cifar100/trial/trees-zero-0.json").is_file()
+    assert not (tmp_path / "results").exists()
+
+
 def test_an_unknown_row_is_answered_with_the_near_name_before_training(
     monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path
 ) -> None:
