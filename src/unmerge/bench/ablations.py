@@ -58,7 +58,8 @@ def _early(_: Task) -> Rows:
 
 def _lone(_: Task) -> Rows:
     for share in (0.0, 0.25, 0.5):
-        yield f"default, what one edit takes alone x{share:g}", Recipe(lone_strength=share)
+        for head, suffix in (("auto", ""), ("edit", ", no row removed")):
+            yield f"default, what one edit takes alone x{share:g}{suffix}", Recipe(lone_strength=share, head=head)
 
 
 def _refit(_: Task) -> Rows:
