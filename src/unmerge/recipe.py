@@ -136,6 +136,12 @@ class Recipe:
         meaning="what part of its half blend makes of what only one of its two edits takes; what both take is made in "
         "full",
     )
+    kept_length: float = _number(
+        0.0,
+        0,
+        meaning="what share of the length that forgotten means lose to blend it gives back along what they share with "
+        "the retained ones: from 0, none, to 1, all",
+    )
     refit: float | None = _number(
         0.1,
         0,

@@ -62,6 +62,14 @@ def _lone(_: Task) -> Rows:
             yield f"default, what one edit takes alone x{share:g}{suffix}", Recipe(lone_strength=share, head=head)
 
 
+def _length(_: Task) -> Rows:
+    for early in (Recipe().early_strength, 0.0):
+        for share in (0.0, 0.15, 0.3, 0.5):
+            recipe = Recipe(early_strength=early, kept_length=share)
+            if recipe != Recipe():
+                yield f"default, early layers x{early:g}, {share:g} of the length kept", recipe
+
+
 def _refit(_: Task) -> Rows:
     yield "default, classifier not refitted", Recipe(refit=None)
     for ridge in (0.01, 1.0):
@@ -82,6 +90,7 @@ ABLATIONS: dict[str, Callable[[Task], Rows]] = {
     "strength": _strength,
     "early": _early,
     "lone": _lone,
+    "length": _length,
     "refit": _refit,
     "head": _head,
 }

@@ -114,7 +114,7 @@ def _of_means(pools: Pools, recipe: Recipe) -> Directions:
     the mean of that edit and the projection P on the lda directions, since where one overdoes the other underdoes,
     `_BLENDED` times over; both take the ridge of the within-class scatter. Neither needs a solver. What both take, the
     private part A of what lies along the lda directions, is A P: the mean is A P + (P − A P)/2 + (A − A P)/2, and
-    `lone_strength` scales the last two.
+    `lone_strength` scales the last two. With `kept_length` A takes less along what it leaves of the forgotten means.
     """
     means, lost, kept = pools.whitened_means(recipe.ridge)
     shifts = means.shifts(lost)
@@ -127,8 +127,11 @@ def _of_means(pools: Pools, recipe: Recipe) -> Directions:
         of_both = of_probes @ (of_probes.mT @ of_private)
         of_private = _BLENDED / 2 * (lone * of_private + 2 * (1 - lone) * of_both)
         of_probes = _BLENDED / 2 * lone * of_probes
+    taken = private
+    if recipe.basis == "blend" and recipe.kept_length:
+        taken = means.lengthening(private, shifts, recipe.kept_length)
     directions = torch.cat([basis, probes @ of_probes.mT], dim=1)
-    answers = torch.cat([torch.zeros_like(basis), private @ of_private.mT], dim=1)
+    answers = torch.cat([torch.zeros_like(basis), taken @ of_private.mT], dim=1)
     found, lift = means.mapped(directions, answers).tensor_split(2, dim=1)
     return Directions(found, found[:, :0], lift)
 
