@@ -75,7 +75,8 @@ def main() -> None:
         model.to(device)
     tables = measure(model, everything, forget, rest, device, options.basis, not options.no_eigh)
     machine = machine_name(device)
-    named = {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
+    # Files by name, since where they lie on one machine says nothing on another.
+    named = {key: value.name if isinstance(value, Path) else value for key, value in vars(options).items()}
     found = Evaluation(tables, {}, {**named, "seed": 0, "machine": machine, "versions": versions()})
     print(f"{options.model}, {options.images:,} images, {machine}, torch {torch.__version__}\n\n{found}")
     if options.out is not None:
