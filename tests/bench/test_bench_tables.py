@@ -68,6 +68,7 @@ def test_a_row_of_several_results_has_their_mean_and_deviation_below(several: Pa
         "| mean | 0.990 | 1.5 |",
         "| deviation | 0.014 | 0.7 |",
     ]
+    assert tables.table("*-[z]ero@unmerge", several).splitlines()[2].startswith("| trees-zero |"), "several ends"
     assert [line.split(" | ")[0] for line in tables.table("*-zero@paper", several).splitlines()[2:5]] == [
         "| wolf",
         "| mean",

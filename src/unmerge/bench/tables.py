@@ -177,7 +177,8 @@ def _tables(pattern: str, title: str, results: Path) -> dict[str, Table]:
     files = sorted(results.glob(f"{pattern}.json"))
     if not files:
         raise FileError(f"a page shows results:{pattern}, but there is no such file in {results}.")
-    names = [str(path.relative_to(results)).removeprefix(before).removesuffix(f"{after}.json") for path in files]
+    named = [str(path.relative_to(results)).removesuffix(".json") for path in files]
+    names = [name.removeprefix(before).removesuffix(after) for name in named]
     return {name: _read(path)[title] for name, path in zip(names, files, strict=True)}
 
 
