@@ -130,24 +130,19 @@ class Recipe:
         meaning="what part of its edit blend makes twelve and more convolutions before the last edited one; from there "
         "it grows evenly to all of it",
     )
-    lone_strength: float = _number(
-        1.0,
-        0,
-        meaning="what part of its half blend makes of what only one of its two edits takes; what both take is made in "
-        "full",
-    )
-    kept_length: float = _number(
-        0.0,
-        0,
-        meaning="what share of the length that forgotten means lose to blend it gives back along what they share with "
-        "the retained ones: from 0, none, to 1, all",
-    )
     refit: float | None = _number(
         0.1,
         0,
         optional=True,
         meaning="ridge, relative to the mean eigenvalue, with which the classifier's rows of retained classes are "
         "fitted to features that blend has edited, where BatchNorms are recalibrated; None: they stay",
+    )
+
+    answer_length: float = _number(
+        1.3,
+        0,
+        meaning="where apply is given forget=: how many times as long the refit makes the mean answers to forgotten "
+        "classes",
     )
 
     def __new__(cls, *args: Any, **knobs: Any) -> Recipe:

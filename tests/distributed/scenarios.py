@@ -404,6 +404,9 @@ def refitted() -> dict[str, Any]:
         edit.apply(model, 1.0, recalibrate=retain[:count])
         assert f"{edit.head}.weight" in ledger_of(model).entries[-1].recalibrated
         found[f"{count} batches, {split=}"] = _state(model)
+        edit.revert(model)
+        edit.apply(model, 1.0, recalibrate=retain[:count], forget=forget)
+        found[f"{count} batches and forgotten ones, {split=}"] = _state(model)
     return found
 
 

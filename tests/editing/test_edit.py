@@ -694,6 +694,7 @@ def test_an_edit_of_an_earlier_version_loads(tmp_path):
     tensors, header = read_tensors(tmp_path / "edit.safetensors", "edit")
     del header["recipe"]["refit"]  # which there was not
     header["recipe"]["solver"] = "budgeted"  # which was not refused, and did nothing
+    header["recipe"] |= {"lone_strength": 0.5, "kept_length": 0.0}  # knobs that are gone
     write_tensors(tmp_path / "edit.safetensors", tensors, "edit", header)
     found = Edit.load(tmp_path)
     assert (found.recipe.solver, found.recipe.refit) == ("exact", None)

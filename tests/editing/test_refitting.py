@@ -19,7 +19,7 @@ import unmerge
 from unmerge import Edit, Recipe
 from unmerge.bench.digits import load_digits, train
 from unmerge.editing.rewriting import REMOVED_BIAS
-from unmerge.errors import DataError, UnmergeWarning
+from unmerge.errors import DataError, EditError, UnmergeWarning
 from unmerge.model.ledger import ledger_of
 
 TRAIN, TEST = load_digits()
@@ -148,6 +148,95 @@ def test_a_failure_leaves_the_model_and_its_ledger_as_they_were(model, edit, bro
     assert len(found[-1]._forward_pre_hooks) == hooks
     edit.revert(found)
     assert_close(bits(found), bits(model), rtol=0, atol=0)
+
+
+@torch.no_grad()
+def fitted_with_forgotten(
+    before: nn.Sequential, after: nn.Sequential, lost: tuple[int, ...], recipe: Recipe, labelled: bool = True
+) -> list[Tensor]:
+    """Weight and bias by least squares: retained images lack what the edit took of them, forgotten ones what it took
+    beside the mean of their class and, of their mean answer, what makes it longer; these weigh a fifth."""
+    rows = [label for label in range(10) if label not in lost]
+    weight, bias = (value.detach().double().clone() for value in (after[-1].weight, after[-1].bias))
+    retain, forget = TRAIN.without(*lost), TRAIN.only(*lost)
+    original, own = (model[:-1](retain.images).double() for model in (before, after))
+    centre, taken = own.mean(0), original - own
+    inputs, targets = [(own - centre) / len(own) ** 0.5], [(taken - taken.mean(0)) @ weight[rows].mT / len(own) ** 0.5]
+    ridge = max(recipe.refit, 64 / (2 * len(own))) * own.var(0, correction=0).mean()
+    original, own = (model[:-1](forget.images).double() for model in (before, after))
+    for label in lost if labelled else [None]:
+        part = torch.ones(len(own), dtype=torch.bool) if label is None else forget.labels == label
+        taken = (original - own)[part]
+        answer = weight[rows] @ own[part].mean(0) + bias[rows]
+        lacks = (taken - taken.mean(0)) @ weight[rows].mT + (recipe.answer_length - 1) * (answer - answer.mean())
+        share = (0.2 / len(own)) ** 0.5
+        inputs, targets = [*inputs, share * (own[part] - centre)], [*targets, share * lacks]
+    inputs, targets = [*inputs, ridge**0.5 * torch.eye(64)], [*targets, torch.zeros(64, len(rows))]
+    change = torch.tensor(np.linalg.lstsq(torch.cat(inputs).numpy(), torch.cat(targets).numpy(), rcond=None)[0]).mT
+    weight[rows] += change
+    bias[rows] -= change @ centre
+    return [weight.float(), bias.float()]
+
+
+@pytest.mark.parametrize("lost", [(3,), (3, 8)])
+@pytest.mark.parametrize("knobs", [{}, {"head": "edit", "answer_length": 1.0}, {"answer_length": 2.0}], ids=str)
+def test_forgotten_images_count_beside_the_retained_ones(model, lost, knobs):
+    forget, retain = TRAIN.only(*lost).loader(), TRAIN.without(*lost).loader()
+    edit = unmerge.fit(model, forget, retain, init="zero", recipe=Recipe(refit=0.03, skip_layers=0, **knobs))
+    plain = without_refit(edit).apply(copy.deepcopy(model), 1.0, recalibrate=retain)
+    found = edit.apply(copy.deepcopy(model), 1.0, recalibrate=retain, forget=forget)
+    expected = fitted_with_forgotten(model, plain, lost, edit.recipe)
+    assert_close([found[-1].weight, found[-1].bias], expected, rtol=0, atol=1e-4)
+    assert (found[-1].weight - edited_by(edit, model, retain)[-1].weight).abs().max() > 1e-2
+    edit.revert(found)
+    assert_close(bits(found), bits(model), rtol=0, atol=0)
+
+
+def edited_by(edit: Edit, model: nn.Sequential, retain: object) -> nn.Sequential:
+    return edit.apply(copy.deepcopy(model), 1.0, recalibrate=retain)
+
+
+@torch.no_grad()
+def test_mean_answers_to_forgotten_images_get_longer_and_retained_ones_stay(model, edit):
+    forget, retain = TRAIN.only(3), TRAIN.without(3)
+    lengths = []
+    for length in (1.0, 1.5):
+        own = replace(edit, recipe=edit.recipe.but(answer_length=length))
+        found = own.apply(copy.deepcopy(model), 1.0, recalibrate=retain.loader(), forget=forget.loader())
+        answer = found(forget.images)[:, KEPT].mean(0)
+        lengths.append((answer - answer.mean()).norm())
+        assert_close(found(retain.images).mean(0), edited(model, edit)(retain.images).mean(0), rtol=0, atol=1e-4)
+    assert 1.1 < lengths[1] / lengths[0] < 1.5
+
+
+def test_forgotten_images_without_labels_are_of_one_class(model, edit):
+    retain = TRAIN.without(3).loader()
+    unlabelled = [images for images, _ in TRAIN.only(3).loader()]
+    found, expected = (
+        edit.apply(copy.deepcopy(model), 1.0, recalibrate=retain, forget=forget)[-1]
+        for forget in (unlabelled, TRAIN.only(3).loader())
+    )
+    assert_close([found.weight, found.bias], [expected.weight, expected.bias])
+
+
+def test_what_forgotten_images_cannot_be_used_for_is_told(model, edit):
+    forget, retain = TRAIN.only(3).loader(), TRAIN.without(3).loader()
+    untouched, before = copy.deepcopy(model), bits(model)
+    with pytest.raises(EditError, match="Pass retained batches as recalibrate="):
+        edit.apply(untouched, 1.0, forget=forget)
+    for wrong, said in (
+        ([(images, labels + 9) for images, labels in forget], "label 12; expected 0 to 9"),
+        ([], "forget"),
+    ):
+        with pytest.raises(DataError, match=said):
+            edit.apply(untouched, 1.0, recalibrate=retain, forget=wrong)
+    nowhere = [(images * torch.nan, labels) for images, labels in forget]
+    with pytest.raises(DataError, match="not finite; look at the batches of forget="):
+        edit.apply(untouched, 1.0, recalibrate=retain, forget=nowhere)
+    assert_close(bits(untouched), before, rtol=0, atol=0)
+    for other in (without_refit(edit), edit_of(model, basis="lda", alpha=1.0)):
+        with pytest.warns(UnmergeWarning, match="no classifier to refit"):
+            other.apply(copy.deepcopy(model), 1.0, recalibrate=retain, forget=forget)
 
 
 @torch.no_grad()

@@ -93,67 +93,6 @@ def test_blend_is_the_mean_of_the_lda_projection_and_the_private_mean_edit_over_
         assert torch.allclose(layer.Q.mT @ layer.Q, identity.expand_as(layer.Q.mT @ layer.Q), atol=1e-6)
 
 
-@pytest.mark.parametrize("lone", [0.0, 0.5])
-def test_what_only_one_edit_of_blend_takes_can_be_weakened(lone: float) -> None:
-    """T = A P + lone ((P − A P)/2 + (A − A P)/2), 1.15 times, of the projections P of lda and A of private-mean."""
-    model = networks.mlp((6, 8, 5))
-    labels = torch.arange(60) % 4
-    inputs = (
-        torch.randn(60, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + labels.unsqueeze(1) / 2
-    )
-    forget, retain = ([(inputs[part], labels[part])] for part in (labels < 2, labels >= 2))
-    shared = Recipe(layers=["0"], head="edit", ridge=1e-9, lam=0, lone_strength=lone)
-    edits = {
-        basis: fit(model, forget, retain, init="zero", recipe=shared.but(basis=basis)).layers["0"]
-        for basis in ("blend", "lda", "private-mean")
-    }
-    weight = torch.linalg.pinv(model[0].weight.detach())
-    found, probes, private = (weight @ edits[basis].B @ edits[basis].Q.mT for basis in ("blend", "lda", "private-mean"))
-    both = private @ probes
-    wanted = 1.15 * (both + lone / 2 * (probes + private - 2 * both))
-    assert torch.allclose(found, wanted, atol=1e-7)
-    assert not torch.allclose(found, 1.15 / 2 * (probes + private), atol=1e-3)
-
-
-@pytest.mark.parametrize("share", [0.3, 1.0])
-def test_blend_can_keep_a_share_of_the_length_of_forgotten_means(share: float) -> None:
-    """Half of 1.15 times share (|c| / |e| − 1) e is added to a forgotten mean c, e = c − A c, A being private-mean."""
-    model = networks.mlp((6, 8, 5))
-    labels = torch.arange(60) % 4
-    generator = torch.Generator().manual_seed(0)
-    centres, noise = (torch.randn(size, 6, generator=generator, dtype=torch.float64) for size in (4, 60))
-    inputs = centres[labels] + noise / 2
-    forget, retain = ([(inputs[part], labels[part])] for part in (labels < 2, labels >= 2))
-    shared = Recipe(layers=["0"], head="edit", ridge=1e-9, lam=0)
-
-    def operator(**knobs: Any) -> Tensor:
-        layer = fit(model, forget, retain, init="zero", recipe=shared.but(**knobs)).layers["0"]
-        return torch.linalg.pinv(model[0].weight.detach()) @ layer.B @ layer.Q.mT
-
-    means = torch.stack([inputs[labels == label].mean(0) for label in range(4)])
-    lost, kept = (means - retain[0][0].mean(0)).mT.split(2, dim=1)
-    left = lost - operator(basis="private-mean") @ lost
-    residuals = inputs - means[labels]
-    whitening = torch.linalg.inv(torch.linalg.cholesky(residuals.mT @ residuals))
-    factor = (whitening @ lost).norm(dim=0) / (whitening @ left).norm(dim=0) - 1
-    given = operator(basis="blend") - operator(basis="blend", kept_length=share)
-    assert factor.min() > 0.1
-    assert torch.allclose(given @ lost, 1.15 / 2 * share * left * factor, atol=1e-6)
-    assert torch.allclose(given @ kept, torch.zeros_like(kept), atol=1e-6)
-
-
-def test_length_is_not_kept_where_nothing_is_shared() -> None:
-    """A single retained class lies at the retain mean: its span is empty, and rounding is no direction."""
-    forget, retain = some_classes(2)
-    model = classifier(2)
-    plain, kept = (
-        fit(model, [forget[0]], [retain[0]], init="zero", recipe=Recipe(skip_layers=0, kept_length=share))
-        for share in (0.0, 0.5)
-    )
-    for name, layer in plain.layers.items():
-        assert torch.equal(layer.B @ layer.Q.mT, kept.layers[name].B @ kept.layers[name].Q.mT), name
-
-
 def some_classes(classes: int) -> list[list[tuple[Tensor, Tensor]]]:
     """The first class, to be forgotten, and the others."""
     generator = torch.Generator().manual_seed(0)

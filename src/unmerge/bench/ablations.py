@@ -14,6 +14,7 @@ from unmerge.model.initial import Init
 from unmerge.recipe import Recipe
 
 Rows = Iterator[tuple[str, Recipe]]
+_FORGOTTEN = "forgotten"  # the one whose refit sees the forgotten images
 
 
 def _terms(task: Task) -> Rows:
@@ -56,24 +57,17 @@ def _early(_: Task) -> Rows:
         yield f"default, early layers x{share:g}", Recipe(early_strength=share)
 
 
-def _lone(_: Task) -> Rows:
-    for share in (0.0, 0.25, 0.5):
-        for head, suffix in (("auto", ""), ("edit", ", no row removed")):
-            yield f"default, what one edit takes alone x{share:g}{suffix}", Recipe(lone_strength=share, head=head)
-
-
-def _length(_: Task) -> Rows:
-    for early in (Recipe().early_strength, 0.0):
-        for share in (0.0, 0.15, 0.3, 0.5):
-            recipe = Recipe(early_strength=early, kept_length=share)
-            if recipe != Recipe():
-                yield f"default, early layers x{early:g}, {share:g} of the length kept", recipe
-
-
 def _refit(_: Task) -> Rows:
     yield "default, classifier not refitted", Recipe(refit=None)
     for ridge in (0.01, 1.0):
         yield f"default, classifier refitted with ridge {ridge:g}", Recipe(refit=ridge)
+
+
+def _forgotten(_: Task) -> Rows:
+    for alpha in (1.0, 1.15, 1.3):
+        for length in (1.0, 1.15, 1.3):
+            recipe = Recipe(alpha=alpha, answer_length=length)
+            yield f"default, alpha {alpha:g}, forgotten images refitted, mean answers x{length:g}", recipe
 
 
 def _head(_: Task) -> Rows:
@@ -89,9 +83,8 @@ ABLATIONS: dict[str, Callable[[Task], Rows]] = {
     "lambda": _lambda,
     "strength": _strength,
     "early": _early,
-    "lone": _lone,
-    "length": _length,
     "refit": _refit,
+    _FORGOTTEN: _forgotten,
     "head": _head,
 }
 
@@ -116,10 +109,12 @@ def inits(
 def ablated(task: Task, name: str) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
     """Name and maker of each row of an ablation."""
     for row, recipe in ABLATIONS[name](task):
-        yield f"{name}: {row}", partial(_made, task, recipe)
+        yield f"{name}: {row}", partial(_made, task, recipe, with_forgotten=name == _FORGOTTEN)
 
 
-def _made(task: Task, recipe: Recipe, check_init: bool = True) -> nn.Module:
+def _made(task: Task, recipe: Recipe, check_init: bool = True, with_forgotten: bool = False) -> nn.Module:
     """The paper's cells as it has them: alpha by the retrained model, and no BatchNorm re-estimated."""
     plain = recipe.mean == "free"
-    return edited(task, recipe, recalibrate=not plain, by_reference=plain, check_init=check_init)
+    return edited(
+        task, recipe, recalibrate=not plain, by_reference=plain, check_init=check_init, with_forgotten=with_forgotten
+    )

@@ -113,11 +113,17 @@ def as_deep(model: nn.Module, skip: int) -> int:
 
 
 def edited(
-    task: Task, recipe: Recipe, recalibrate: bool = True, by_reference: bool = False, check_init: bool = True
+    task: Task,
+    recipe: Recipe,
+    recalibrate: bool = True,
+    by_reference: bool = False,
+    check_init: bool = True,
+    with_forgotten: bool = False,
 ) -> nn.Module:
     """A copy of the model that has forgotten; alpha from the forget set alone where the recipe recommends none.
 
-    by_reference: alpha by ToW against the retrained model instead, as the paper chooses it.
+    by_reference: alpha by ToW against the retrained model instead, as the paper chooses it. with_forgotten: the refit
+    sees the forgotten images.
     """
     data = task.recalibration if recalibrate else None
     model = copy.deepcopy(task.model)
@@ -129,7 +135,8 @@ def edited(
         if by_reference:
             options |= {"score": "tow", "reference": task.retrained, "retain": task.retain}
         alpha = unmerge.search_alpha(edit, model, task.forget, **options).alpha
-    return edit.apply(model, alpha, recalibrate=data, forward=task.forward)
+    forget = task.forget if with_forgotten else None
+    return edit.apply(model, alpha, recalibrate=data, forget=forget, forward=task.forward)
 
 
 def with_seconds(found: Evaluation, seconds: Mapping[str, float]) -> Evaluation:

@@ -13,7 +13,7 @@ from unmerge.data.reading import Reading
 from unmerge.distributed.warning import warn
 from unmerge.editing.binding import check_model
 from unmerge.editing.recalibration import norm_inputs, norms_behind, recalibrate
-from unmerge.editing.refitting import refitted
+from unmerge.editing.refitting import refits, refitted
 from unmerge.errors import EditError, listing
 from unmerge.model.evaluating import evaluating
 from unmerge.model.layers import tensor_name
@@ -34,10 +34,13 @@ def apply_edit(
     alpha: float,
     head_alpha: float,
     retained: Iterable[Any] | None,
+    forgotten: Iterable[Any] | None,
     forward: Forward | None,
     force: bool,
 ) -> None:
     """Change the model in place, and with `retained` data re-estimate and refit what the edit left behind it."""
+    if forgotten is not None and retained is None:
+        raise EditError("forget= is for the refit after recalibrate=. Pass retained batches as recalibrate= as well.")
     if entry_of(model, edit) is not None:
         raise EditError("this model carries this edit already. Call edit.revert(model) first.")
     check_model(edit, model, force)
@@ -46,6 +49,8 @@ def apply_edit(
     broken = [name for name, value in values.items() if not is_finite(value)]
     if broken:
         raise EditError(f"at alpha={alpha:g} the edit makes {listing(broken)} infinite in its type; lower alpha.")
+    if forgotten is not None and not refits(edit):
+        warn("forget= is given, but this edit has no classifier to refit: it is not read.")
     before: dict[str, Tensor] = {}
     if retained is not None:
         check_rereadable(retained, "recalibrate", "finding the BatchNorms behind the edit")
@@ -66,7 +71,7 @@ def apply_edit(
             check_changeable(state_of(model), [*entry.present, *entry.recalibrated])
         remember(entry.recalibrated)
         recalibrate(model, norms, retained, forward)
-        classifier = refitted(edit, model, entry.present, retained, forward)
+        classifier = refitted(edit, model, entry.present, retained, forgotten, forward)
         remember(classifier)
         write(model, classifier)
         entry.recalibrated += tuple(classifier)

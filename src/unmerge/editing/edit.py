@@ -52,6 +52,7 @@ class Edit:
         head_alpha: float | None = None,
         recalibrate: Iterable[Any] | None = None,
         *,
+        forget: Iterable[Any] | None = None,
         forward: Forward | None = None,
         force: bool = False,
     ) -> nn.Module:
@@ -61,9 +62,11 @@ class Edit:
         edit removes go at any strength, 0 included.
         recalibrate: batches of retain data, as training saw them, from which the BatchNorms behind edited layers are
         re-estimated and the classifier is refitted (`Recipe.refit`); without such a BatchNorm nothing is done.
+        forget: labelled batches of what is forgotten, which the refit then counts as well: the answers to them come
+        nearer to those of a retrained network (docs/findings.md).
         force: apply to other weights than those the edit was fitted on.
         """
-        apply_edit(self, model, *self.strengths(alpha, head_alpha), recalibrate, forward, force)
+        apply_edit(self, model, *self.strengths(alpha, head_alpha), recalibrate, forget, forward, force)
         return model
 
     def is_same(self, other: Edit) -> bool:

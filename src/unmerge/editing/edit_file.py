@@ -71,6 +71,8 @@ def check_whole(edit: Edit) -> None:
 def recipe_of(values: Mapping[str, Any]) -> Recipe:
     """The recipe that a file holds, also as earlier versions wrote it."""
     values = {"refit": None, **values}  # none for an edit from before there was one
+    for former in ("lone_strength", "kept_length"):  # knobs that are gone; what they did is in B
+        values.pop(former, None)
     basis = BASES.get(values.get("basis", "auto"))
     if basis is not None and basis.closed:
         values["solver"] = "exact"  # which closed forms of then did not ask for, and had none of

@@ -111,27 +111,18 @@ def _of_means(pools: Pools, recipe: Recipe) -> Directions:
     """private-mean: the edit τ L D Dᵀ L⁻¹, D being what the forgotten means have outside the retained ones, whitened.
 
     With the mean preserved every retained class mean keeps its response; empty where they span the whole input. blend:
-    the mean of that edit and the projection P on the lda directions, since where one overdoes the other underdoes,
-    `_BLENDED` times over; both take the ridge of the within-class scatter. Neither needs a solver. What both take, the
-    private part A of what lies along the lda directions, is A P: the mean is A P + (P − A P)/2 + (A − A P)/2, and
-    `lone_strength` scales the last two. With `kept_length` A takes less along what it leaves of the forgotten means.
+    the mean of that edit and the projection on the lda directions, since where one overdoes the other underdoes,
+    `_BLENDED` times over; both take the ridge of the within-class scatter. Neither needs a solver.
     """
     means, lost, kept = pools.whitened_means(recipe.ridge)
     shifts = means.shifts(lost)
     private = means.private(shifts, lost, kept)
     probes = means.lda(shifts) if recipe.basis == "blend" else private[:, :0]
     basis, upper = thin_qr(torch.cat([probes, means.turn @ private], dim=1))
-    of_probes, of_private = upper.split([probes.shape[1], private.shape[1]], dim=1)
-    if probes.shape[1] and private.shape[1]:
-        lone = recipe.lone_strength
-        of_both = of_probes @ (of_probes.mT @ of_private)
-        of_private = _BLENDED / 2 * (lone * of_private + 2 * (1 - lone) * of_both)
-        of_probes = _BLENDED / 2 * lone * of_probes
-    taken = private
-    if recipe.basis == "blend" and recipe.kept_length:
-        taken = means.lengthening(private, shifts, recipe.kept_length)
+    share = _BLENDED / 2 if probes.shape[1] and private.shape[1] else 1.0
+    of_probes, of_private = (share * upper).split([probes.shape[1], private.shape[1]], dim=1)
     directions = torch.cat([basis, probes @ of_probes.mT], dim=1)
-    answers = torch.cat([torch.zeros_like(basis), taken @ of_private.mT], dim=1)
+    answers = torch.cat([torch.zeros_like(basis), private @ of_private.mT], dim=1)
     found, lift = means.mapped(directions, answers).tensor_split(2, dim=1)
     return Directions(found, found[:, :0], lift)
 

@@ -92,17 +92,6 @@ class WhitenedMeans:
         rest = outside(shifts, retained[:, :-1], at_least=1e-9 * size)
         return spanning(rest, at_least=NEGLIGIBLE * size)
 
-    def lengthening(self, private: Tensor, shifts: Tensor, share: float) -> Tensor:
-        """What an edit answers to `private` with, to keep this share of the length that it takes from the means.
-
-        Of each only the part outside `private` is left, which is made longer.
-        """
-        taken = private.mT @ shifts
-        left = shifts - private @ taken
-        lengths, of_left = shifts.norm(dim=0), left.norm(dim=0)
-        lost = torch.where(of_left > NEGLIGIBLE * lengths, lengths / of_left - 1, 0.0)
-        return private - share * (left * lost) @ torch.linalg.pinv(taken)
-
     def _retained(self, lost: Places) -> Tensor:
         """c_R as a column: what balances the forgotten ones, the mean of all being zero."""
         rows = self.rows[lost]
