@@ -137,12 +137,11 @@ class Recipe:
         meaning="ridge, relative to the mean eigenvalue, with which the classifier's rows of retained classes are "
         "fitted to features that blend has edited, where BatchNorms are recalibrated; None: they stay",
     )
-
     answer_length: float = _number(
-        1.3,
+        1.2,
         0,
-        meaning="where apply is given forget=: how many times as long the refit makes the mean answers to forgotten "
-        "classes",
+        meaning="how many times as long the refit is to make the mean answers to forgotten classes, where apply is "
+        "given forget=",
     )
 
     def __new__(cls, *args: Any, **knobs: Any) -> Recipe:

@@ -135,12 +135,17 @@ def test_a_row_is_made_again_where_half_of_it_is_lost(
 @pytest.mark.filterwarnings("ignore::unmerge.errors.UnmergeWarning")
 def test_rows_of_the_paper_and_ablations(monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path) -> None:
     rows = ["paper pca", "strength: default, alpha 0.6", "strength: default, alpha 1.3", "init: default, wrong"]
-    ablations = ["--ablate", "strength", "init"]
+    lengths = [f"forgotten: default, alpha 1.15, refitted to forgotten images, answers x{times}" for times in (1, 1.3)]
+    rows += lengths
+    ablations = ["--ablate", "strength", "init", "forgotten"]
     found = run(monkeypatch, folder, tmp_path, "--task", "trees", *ablations, "--only", *rows)
     summary = found["tables"]["summary"]["rows"]
     assert list(summary)[1:] == rows
     weak, strong = (summary[f"strength: default, alpha {alpha}"]["KL forget"] for alpha in ("0.6", "1.3"))
     assert weak != strong
+    short, long = (summary[row] for row in lengths)
+    assert short["KL forget"] != long["KL forget"]
+    assert short["feature gap"] == long["feature gap"]
     assert list(found["tables"]["paper"]["rows"]) == ["paper pca"]
     assert list(tmp_path.glob("cache/*/first-half-0.safetensors"))
     without = tmp_path / "lazily"

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -122,26 +123,37 @@ def test_reverting_is_bit_identical(model, mean, rows_stay):
 
 
 class Broken:
-    """Retained images, until the disk goes in one of the passes over them."""
+    """Images, until the disk goes in one of the passes over them."""
 
-    def __init__(self, broken_pass: int) -> None:
-        self._passes_left = broken_pass
+    def __init__(self, broken_pass: int, *without: int) -> None:
+        self._passes_left, self._images = broken_pass, TRAIN.without(*without)
 
     def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
         self._passes_left -= 1
-        for batch in TRAIN.without(3, 8).loader():
+        for batch in self._images.loader():
             yield batch
             if not self._passes_left:
                 raise KeyError("disk gone")
 
 
-@pytest.mark.parametrize("broken_pass", [2, 3], ids=["norms", "classifier"])
-def test_a_failure_leaves_the_model_and_its_ledger_as_they_were(model, edit, broken_pass):
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"recalibrate": Broken(2, 3, 8)},
+        {"recalibrate": Broken(3, 3, 8)},
+        {
+            "recalibrate": TRAIN.without(3, 8).loader(),
+            "forget": Broken(1, *(label for label in range(10) if label != 8)),
+        },
+    ],
+    ids=["norms", "classifier", "forgotten"],
+)
+def test_a_failure_leaves_the_model_and_its_ledger_as_they_were(model, edit, broken):
     found, second = edited(model, edit), edit_of(model, 8)
     before, ledger = bits(found), copy.copy(ledger_of(found))
     names, hooks = list(ledger.before), len(found[-1]._forward_pre_hooks)
     with pytest.raises(KeyError, match="disk gone"):
-        second.apply(found, 1.0, recalibrate=Broken(broken_pass))
+        second.apply(found, 1.0, **broken)
     assert_close(bits(found), before, rtol=0, atol=0)
     assert [entry.edit for entry in ledger_of(found).entries] == [edit]
     assert (list(ledger_of(found).before), ledger_of(found).written) == (names, ledger.written)
@@ -152,7 +164,7 @@ def test_a_failure_leaves_the_model_and_its_ledger_as_they_were(model, edit, bro
 
 @torch.no_grad()
 def fitted_with_forgotten(
-    before: nn.Sequential, after: nn.Sequential, lost: tuple[int, ...], recipe: Recipe, labelled: bool = True
+    before: nn.Sequential, after: nn.Sequential, lost: tuple[int, ...], recipe: Recipe
 ) -> list[Tensor]:
     """Weight and bias by least squares: retained images lack what the edit took of them, forgotten ones what it took
     beside the mean of their class and, of their mean answer, what makes it longer; these weigh a fifth."""
@@ -164,18 +176,24 @@ def fitted_with_forgotten(
     inputs, targets = [(own - centre) / len(own) ** 0.5], [(taken - taken.mean(0)) @ weight[rows].mT / len(own) ** 0.5]
     ridge = max(recipe.refit, 64 / (2 * len(own))) * own.var(0, correction=0).mean()
     original, own = (model[:-1](forget.images).double() for model in (before, after))
-    for label in lost if labelled else [None]:
-        part = torch.ones(len(own), dtype=torch.bool) if label is None else forget.labels == label
+    share = (0.2 / len(own)) ** 0.5
+    for label in lost:
+        part = forget.labels == label
         taken = (original - own)[part]
         answer = weight[rows] @ own[part].mean(0) + bias[rows]
         lacks = (taken - taken.mean(0)) @ weight[rows].mT + (recipe.answer_length - 1) * (answer - answer.mean())
-        share = (0.2 / len(own)) ** 0.5
         inputs, targets = [*inputs, share * (own[part] - centre)], [*targets, share * lacks]
     inputs, targets = [*inputs, ridge**0.5 * torch.eye(64)], [*targets, torch.zeros(64, len(rows))]
     change = torch.tensor(np.linalg.lstsq(torch.cat(inputs).numpy(), torch.cat(targets).numpy(), rcond=None)[0]).mT
     weight[rows] += change
     bias[rows] -= change @ centre
     return [weight.float(), bias.float()]
+
+
+def classifier(edit: Edit, model: nn.Module, lost: tuple[int, ...] = (3,), **options: Any) -> list[Tensor]:
+    """Its weight and bias in a copy of the model with the edit, refitted."""
+    found = edit.apply(copy.deepcopy(model), 1.0, recalibrate=TRAIN.without(*lost).loader(), **options)
+    return [found[-1].weight, found[-1].bias]
 
 
 @pytest.mark.parametrize("lost", [(3,), (3, 8)])
@@ -187,13 +205,16 @@ def test_forgotten_images_count_beside_the_retained_ones(model, lost, knobs):
     found = edit.apply(copy.deepcopy(model), 1.0, recalibrate=retain, forget=forget)
     expected = fitted_with_forgotten(model, plain, lost, edit.recipe)
     assert_close([found[-1].weight, found[-1].bias], expected, rtol=0, atol=1e-4)
-    assert (found[-1].weight - edited_by(edit, model, retain)[-1].weight).abs().max() > 1e-2
+    assert (found[-1].weight - classifier(edit, model, lost)[0]).abs().max() > 1e-2
     edit.revert(found)
     assert_close(bits(found), bits(model), rtol=0, atol=0)
 
 
-def edited_by(edit: Edit, model: nn.Sequential, retain: object) -> nn.Sequential:
-    return edit.apply(copy.deepcopy(model), 1.0, recalibrate=retain)
+def test_composed_edits_forget_the_classes_of_each(model, edit):
+    both = unmerge.compose([edit, edit_of(model, 8)])
+    plain = without_refit(both).apply(copy.deepcopy(model), 1.0, recalibrate=TRAIN.without(3, 8).loader())
+    expected = fitted_with_forgotten(model, plain, (3, 8), both.recipe)
+    assert_close(classifier(both, model, (3, 8), forget=TRAIN.only(3, 8).loader()), expected, rtol=0, atol=1e-4)
 
 
 @torch.no_grad()
@@ -209,34 +230,75 @@ def test_mean_answers_to_forgotten_images_get_longer_and_retained_ones_stay(mode
     assert 1.1 < lengths[1] / lengths[0] < 1.5
 
 
-def test_forgotten_images_without_labels_are_of_one_class(model, edit):
-    retain = TRAIN.without(3).loader()
-    unlabelled = [images for images, _ in TRAIN.only(3).loader()]
-    found, expected = (
-        edit.apply(copy.deepcopy(model), 1.0, recalibrate=retain, forget=forget)[-1]
-        for forget in (unlabelled, TRAIN.only(3).loader())
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda images, labels: images,
+        lambda images, labels: (images, labels.to(torch.uint8)),
+        lambda images, labels: {"input": images, "labels": labels},
+    ],
+    ids=["unlabelled", "small integers", "mapping"],
+)
+def test_forgotten_images_of_one_class_need_no_labels_and_take_any_form(model, edit, form):
+    expected = classifier(edit, model, forget=TRAIN.only(3).loader())
+    found = classifier(edit, model, forget=[form(*batch) for batch in TRAIN.only(3).loader()])
+    assert_close(found, expected)
+
+
+def test_a_forward_may_call_the_classifier_twice(model):
+    forget, retain = TRAIN.only(3, 8).loader(), TRAIN.without(3, 8).loader()
+    edit = unmerge.fit(model, forget, retain, init="zero", recipe=Recipe(refit=0.03, skip_layers=0))
+
+    def twice(network: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return (network(batch[0]) + network(batch[0])) / 2
+
+    found, expected = (classifier(edit, model, (3, 8), forget=forget, forward=forward) for forward in (twice, None))
+    assert_close(found, expected, rtol=0, atol=1e-4)
+
+
+def test_forgotten_images_that_cannot_be_used_are_told(model):
+    edit = unmerge.fit(
+        model, TRAIN.only(3, 8).loader(), TRAIN.without(3, 8).loader(), init="zero", recipe=Recipe(skip_layers=0)
     )
-    assert_close([found.weight, found.bias], [expected.weight, expected.bias])
-
-
-def test_what_forgotten_images_cannot_be_used_for_is_told(model, edit):
-    forget, retain = TRAIN.only(3).loader(), TRAIN.without(3).loader()
+    forget, retain = list(TRAIN.only(3, 8).loader()), TRAIN.without(3, 8).loader()
     untouched, before = copy.deepcopy(model), bits(model)
     with pytest.raises(EditError, match="Pass retained batches as recalibrate="):
         edit.apply(untouched, 1.0, forget=forget)
-    for wrong, said in (
-        ([(images, labels + 9) for images, labels in forget], "label 12; expected 0 to 9"),
-        ([], "forget"),
-    ):
+    wrong = [
+        (TRAIN.only(3).images, "expected an iterable of batches"),
+        ([], "gave no batch"),
+        ([images for images, _ in forget], r"classes \[3, 8\]: pass batches \(inputs, labels\)"),
+        ([(images, nn.functional.one_hot(labels, 10)) for images, labels in forget], r"one-hot: pass it \.argmax"),
+        (TRAIN.only(3, 5).loader(), r"the class 5, and this edit forgets \[3, 8\]"),
+        ([(images, labels - 4) for images, labels in forget], "the class -1"),
+        ([(images * torch.nan, labels) for images, labels in forget], "not finite; look at the batches of forget="),
+        ([(images[:0], labels[:0]) for images, labels in forget], "no sample of forget= reaches"),
+    ]
+    for given, said in wrong:
         with pytest.raises(DataError, match=said):
-            edit.apply(untouched, 1.0, recalibrate=retain, forget=wrong)
-    nowhere = [(images * torch.nan, labels) for images, labels in forget]
-    with pytest.raises(DataError, match="not finite; look at the batches of forget="):
-        edit.apply(untouched, 1.0, recalibrate=retain, forget=nowhere)
-    assert_close(bits(untouched), before, rtol=0, atol=0)
+            edit.apply(untouched, 1.0, recalibrate=retain, forget=given)
+        assert_close(bits(untouched), before, rtol=0, atol=0)
+
+
+def test_forgotten_images_that_nothing_reads_are_told(model, edit):
+    forget, retain = TRAIN.only(3).loader(), TRAIN.without(3).loader()
     for other in (without_refit(edit), edit_of(model, basis="lda", alpha=1.0)):
-        with pytest.warns(UnmergeWarning, match="no classifier to refit"):
+        with pytest.warns(UnmergeWarning, match="it is not read"):
             other.apply(copy.deepcopy(model), 1.0, recalibrate=retain, forget=forget)
+
+
+def test_a_refit_that_the_type_cannot_hold_is_refused(model):
+    half, forget, retain = copy.deepcopy(model).half(), TRAIN.only(3).loader(), TRAIN.without(3).loader()
+
+    def in_half(network: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return network(batch[0].half())
+
+    recipe = Recipe(skip_layers=0, answer_length=1e7)
+    edit = unmerge.fit(half, forget, retain, init="zero", recipe=recipe, forward=in_half)
+    before = bits(half)
+    with pytest.raises(EditError, match="the refit makes"):
+        edit.apply(half, recalibrate=retain, forget=forget, forward=in_half)
+    assert_close(bits(half), before, rtol=0, atol=0)
 
 
 @torch.no_grad()
@@ -259,12 +321,16 @@ def test_without_a_norm_behind_or_with_another_classifier_nothing_is_fitted(mode
     assert list(edit.layers) == ["0", "2", "4", "8"]
     assert_close(bits(found), bits(edit.apply(copy.deepcopy(fused), 1.0)), rtol=0, atol=0)
 
-    classifier = Conv1D(10, 64)
-    classifier.load_state_dict({"weight": model[-1].weight.mT, "bias": model[-1].bias})
-    other = nn.Sequential(*copy.deepcopy(model[:-1]), classifier)
+    transposed = Conv1D(10, 64)
+    transposed.load_state_dict({"weight": model[-1].weight.mT, "bias": model[-1].bias})
+    other = nn.Sequential(*copy.deepcopy(model[:-1]), transposed)
     edit = edit_of(other)
     assert edit.head == "11"
-    assert_close(bits(edited(other, edit)), bits(edited(other, without_refit(edit))), rtol=0, atol=0)
+    expected = bits(edited(other, without_refit(edit)))
+    assert_close(bits(edited(other, edit)), expected, rtol=0, atol=0)
+    with pytest.warns(UnmergeWarning, match="it is not read"):
+        edit.apply(other, 1.0, recalibrate=TRAIN.without(3).loader(), forget=TRAIN.only(3).loader())
+    assert_close(bits(other), expected, rtol=0, atol=0)
 
 
 class ByKeyword(nn.Module):
@@ -330,5 +396,6 @@ def test_edits_without_a_ridge_of_their_own_refit_nothing(model, edit):
     tensors = {f"{name}:{part}": value for name, layer in edit.layers.items() for part, value in layer.tensors.items()}
     assert Edit.from_dict(header, tensors, Path("old")).recipe.refit is None
     assert unmerge.compose([edit, edit_of(model, 8)]).recipe.refit == 0.03
-    for others in ([edit, edit_of(model, 8, refit=1.0)], [edit, edit_of(model, 8, basis="lda", alpha=1.0)]):
+    for knobs in ({"refit": 1.0}, {"answer_length": 2.0}, {"basis": "lda", "alpha": 1.0}):
+        others = [edit, edit_of(model, 8, **knobs)]
         assert unmerge.compose(others).recipe.refit is None

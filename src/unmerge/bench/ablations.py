@@ -14,7 +14,6 @@ from unmerge.model.initial import Init
 from unmerge.recipe import Recipe
 
 Rows = Iterator[tuple[str, Recipe]]
-_FORGOTTEN = "forgotten"  # the one whose refit sees the forgotten images
 
 
 def _terms(task: Task) -> Rows:
@@ -64,10 +63,11 @@ def _refit(_: Task) -> Rows:
 
 
 def _forgotten(_: Task) -> Rows:
-    for alpha in (1.0, 1.15, 1.3):
-        for length in (1.0, 1.15, 1.3):
-            recipe = Recipe(alpha=alpha, answer_length=length)
-            yield f"default, alpha {alpha:g}, forgotten images refitted, mean answers x{length:g}", recipe
+    for alpha, length in ((1.15, 1.2), (1.0, 1.2), (1.3, 1.2), (1.15, 1.0), (1.15, 1.3)):
+        name = f"default, alpha {alpha:g}, refitted to forgotten images, answers x{length:g}"
+        yield name, Recipe(alpha=alpha, answer_length=length)
+        if (alpha, length) == (1.15, 1.2):  # as the default: with rows removed and without
+            yield f"{name}, no row removed", Recipe(alpha=alpha, answer_length=length, head="edit")
 
 
 def _head(_: Task) -> Rows:
@@ -84,7 +84,7 @@ ABLATIONS: dict[str, Callable[[Task], Rows]] = {
     "strength": _strength,
     "early": _early,
     "refit": _refit,
-    _FORGOTTEN: _forgotten,
+    "forgotten": _forgotten,
     "head": _head,
 }
 
@@ -109,7 +109,7 @@ def inits(
 def ablated(task: Task, name: str) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
     """Name and maker of each row of an ablation."""
     for row, recipe in ABLATIONS[name](task):
-        yield f"{name}: {row}", partial(_made, task, recipe, with_forgotten=name == _FORGOTTEN)
+        yield f"{name}: {row}", partial(_made, task, recipe, with_forgotten=ABLATIONS[name] is _forgotten)
 
 
 def _made(task: Task, recipe: Recipe, check_init: bool = True, with_forgotten: bool = False) -> nn.Module:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from unmerge.data.batches import Forward, check_rereadable
+from unmerge.data.batches import Forward, check_iterable, check_rereadable
 from unmerge.data.reading import Reading
 from unmerge.distributed.warning import warn
 from unmerge.editing.binding import check_model
 from unmerge.editing.recalibration import norm_inputs, norms_behind, recalibrate
-from unmerge.editing.refitting import refits, refitted
+from unmerge.editing.refitting import refitted
 from unmerge.errors import EditError, listing
 from unmerge.model.evaluating import evaluating
 from unmerge.model.layers import tensor_name
@@ -39,18 +39,16 @@ def apply_edit(
     force: bool,
 ) -> None:
     """Change the model in place, and with `retained` data re-estimate and refit what the edit left behind it."""
-    if forgotten is not None and retained is None:
-        raise EditError("forget= is for the refit after recalibrate=. Pass retained batches as recalibrate= as well.")
+    if forgotten is not None:
+        check_iterable(forgotten, "forget")
+        if retained is None:
+            raise EditError("forget= goes with recalibrate=. Pass retained batches as recalibrate= as well.")
     if entry_of(model, edit) is not None:
         raise EditError("this model carries this edit already. Call edit.revert(model) first.")
     check_model(edit, model, force)
     entry = Entry(edit, alpha, head_alpha)
     values = edit.changes(state_of(model), alpha, head_alpha)
-    broken = [name for name, value in values.items() if not is_finite(value)]
-    if broken:
-        raise EditError(f"at alpha={alpha:g} the edit makes {listing(broken)} infinite in its type; lower alpha.")
-    if forgotten is not None and not refits(edit):
-        warn("forget= is given, but this edit has no classifier to refit: it is not read.")
+    _check_finite(values, f"at alpha={alpha:g} the edit makes {{}} infinite in its type; lower alpha")
     before: dict[str, Tensor] = {}
     if retained is not None:
         check_rereadable(retained, "recalibrate", "finding the BatchNorms behind the edit")
@@ -72,6 +70,18 @@ def apply_edit(
         remember(entry.recalibrated)
         recalibrate(model, norms, retained, forward)
         classifier = refitted(edit, model, entry.present, retained, forgotten, forward)
+        _check_finite(classifier, "the refit makes {} infinite in its type. Use Recipe(refit=None)")
+        if forgotten is not None and not classifier:
+            warn(
+                "forget= is given, but it is not read: only a linear classifier with a bias is refitted, after an edit "
+                "by 'blend' whose recipe has a refit."
+            )
         remember(classifier)
         write(model, classifier)
         entry.recalibrated += tuple(classifier)
+
+
+def _check_finite(values: Mapping[str, Tensor], message: str) -> None:
+    broken = [name for name, value in values.items() if not is_finite(value)]
+    if broken:
+        raise EditError(f"{message.format(listing(broken))}.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from unmerge.data.batches import Forward, device_of, feed, labels_of, on_device
 from unmerge.data.reading import Reading
+from unmerge.data.unread import unread_labels
 from unmerge.distributed.processes import add_up_
 from unmerge.editing.layer_edit import LayerEdit
 from unmerge.editing.recalibration import RECALIBRATION_SAMPLES
@@ -25,12 +26,7 @@ if TYPE_CHECKING:
     from unmerge.editing.edit import Edit
 
 
-_FORGOTTEN = 0.2  # weight of forgotten data in the regression, that of retained ones being 1 (docs/findings.md)
-
-
-def refits(edit: Edit) -> bool:
-    """Whether the classifier is one of those that are refitted."""
-    return edit.recipe.refit is not None and edit.recipe.traits.dosed and edit.head in edit.layers
+_WEIGHT_OF_FORGOTTEN = 0.2  # in the regression, that of the retained data being 1 (docs/findings.md)
 
 
 def refitted(
@@ -45,12 +41,12 @@ def refitted(
 
     An edit takes a little of every retained image along. What it took, f − e, is as far as possible told from what it
     left: W (I + Cov(f − e, e) (Cov(e) + ridge · mean eigenvalue)⁻¹). The mean answer is left as it is.
-    forget: counts beside them. There the edit is to have taken nothing beside the mean of each class, and the mean
-    answers that it left are made `answer_length` times as long.
+    forget: counts beside them, with a fifth of their weight: there the answer lacks what the edit took beside the mean
+    of a class, W (t − t_c) with t = f − e, and what makes the mean answer `answer_length` times as long.
     before: the tensors that the edit changed, as they were.
     """
     head, ridge = edit.head, edit.recipe.refit
-    if not refits(edit) or head is None or ridge is None:
+    if ridge is None or not edit.recipe.traits.dosed or head not in edit.layers:
         return {}
     rows = _rows_left(model, head, edit.layers[head])
     if rows is None:
@@ -72,10 +68,10 @@ def refitted(
     level = scatter.diagonal().mean()
     scatter += ridge * torch.where(level > 0, level, 1.0) * torch.eye(size).to(scatter)
     if forget is not None:
-        lost = _moments(model, head, before, forget, "forget", forward, classes=len(weight)).to(weight.device)
-        terms = _of_forgotten(lost, weight.to(seen), bias.to(seen), rows, centre, edit.recipe.answer_length)
-        for total, term in zip((scatter, lacking), terms, strict=True):
-            total += _FORGOTTEN * term
+        lost = _moments(model, head, before, forget, "forget", forward, classes=_classes_of(edit)).to(weight.device)
+        left, lacks = _of_forgotten(lost, weight.to(seen), bias.to(seen), rows, centre, edit.recipe.answer_length)
+        scatter += _WEIGHT_OF_FORGOTTEN * left
+        lacking += _WEIGHT_OF_FORGOTTEN * lacks
     change = torch.cholesky_solve(lacking.mT, torch.linalg.cholesky(scatter)).mT * rows[:, None]
     values = {"weight": weight + change, "bias": bias - change @ centre}
     return {
@@ -91,13 +87,17 @@ def _of_forgotten(
     size = len(centre)
     counts = seen[-1, size:]
     there = counts > 0
+    if not there.any():
+        raise DataError(
+            "no sample of forget= reaches the classifier. Pass whole batches, and a forward= that calls it."
+        )
     shares = counts[there] / counts.sum()
     products, means = seen[:-1, :size] / counts.sum(), seen[:-1, size:][:, there] / counts[there]
     offset = means[:size] @ shares - centre
     scatter = products[:size] - torch.outer(offset + centre, offset + centre) + torch.outer(offset, offset)
     taken = products[size:] - (means[size:] * shares) @ means[:size].mT
     answers = weight @ means[:size] + bias[:, None]
-    answers = torch.where(rows[:, None], answers - answers[rows].mean(0), 0.0)  # what a softmax sees of them
+    answers -= answers[rows].mean(0)  # which a softmax does not see
     longer = (length - 1) * (answers * shares) @ (means[:size] - centre[:, None]).mT
     return scatter, weight @ taken + longer
 
@@ -122,11 +122,11 @@ def _moments(
     forward: Forward | None,
     *,
     samples: int | None = None,
-    classes: int = 1,
+    classes: Sequence[int] = (),
 ) -> Tensor:
     """Σ [e; f − e; 1] [e; k]ᵀ over the classifier's inputs e, which were f before the edit.
 
-    k: 1 in the place of the class, of which data without labels have one.
+    k: 1 in the place of the class, or for all data without `classes`.
     """
     seen: list[Tensor] = []
     module = model.get_submodule(head)
@@ -143,7 +143,8 @@ def _moments(
 
     hook = module.register_forward_pre_hook(see, with_kwargs=True)
     size = module.in_features
-    total = torch.zeros(2 * size + 1, size + classes, dtype=torch.float64, device=device_of(model))
+    columns = size + max(1, len(classes))
+    total = torch.zeros(2 * size + 1, columns, dtype=torch.float64, device=device_of(model))
     try:
         with evaluating(model):
             # Of a model in parts each process makes both passes, also one that has no batch left.
@@ -154,8 +155,8 @@ def _moments(
                     break
                 edited, original = torch.cat(seen).chunk(2)
                 left = torch.cat([edited, original - edited, edited.new_ones(len(edited), 1)], 1)
-                labels = labels_of(piece.batch) if classes > 1 else None
-                part = left.mT @ torch.cat([edited, _places(labels, edited, what, classes)], 1)
+                places = _places(piece.batch, len(edited), what, classes)
+                part = left.mT @ torch.cat([edited, places.to(edited)], 1)
                 total = total.to(part.device) + part
     finally:
         hook.remove()
@@ -165,13 +166,29 @@ def _moments(
     return total
 
 
-def _places(labels: Tensor | None, rows: Tensor, what: str, classes: int) -> Tensor:
+def _places(batch: Any, rows: int, what: str, classes: Sequence[int]) -> Tensor:
     """(rows, classes): 1 in the column of each row's class."""
-    if labels is None or len(labels) != len(rows):
-        labels = torch.zeros(len(rows), dtype=torch.int64)
-    strange = labels[(labels < 0) | (labels >= classes)]
+    labels = labels_of(batch) if classes else None
+    if labels is None:
+        if len(classes) > 1:
+            hint = unread_labels(batch) or "pass batches (inputs, labels)"
+            raise DataError(f"{what}= has no labels, and this edit forgets the classes {list(classes)}: {hint}.")
+        return torch.ones(rows, 1)
+    places = labels.long().unsqueeze(1) == torch.tensor(classes, device=labels.device)
+    strange = labels[~places.any(1)]
     if len(strange):
         raise DataError(
-            f"{what}= has the label {strange[0].item()}; expected 0 to {classes - 1}, the outputs of the classifier."
+            f"{what}= holds the class {int(strange[0])}, and this edit forgets {list(classes)}. Pass batches of these "
+            "alone."
         )
-    return nn.functional.one_hot(labels.long(), classes).to(rows)
+    if rows % max(1, len(labels)):
+        raise DataError(
+            f"the classifier gets {rows} rows for {len(labels)} samples of {what}=: their classes are open."
+        )
+    return places.repeat(rows // max(1, len(labels)), 1)  # forward= may call it several times
+
+
+def _classes_of(edit: Edit) -> list[int]:
+    """The classes that it forgets, of all edits that it is composed of."""
+    parts = edit.provenance.get("composed_of", [edit.provenance])
+    return sorted({label for part in parts for label in part.get("classes", [])} | set(edit.removed))
