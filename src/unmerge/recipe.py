@@ -138,7 +138,7 @@ class Recipe:
         "fitted to features that blend has edited, where BatchNorms are recalibrated; None: they stay",
     )
     answer_length: float = _number(
-        1.2,
+        1.3,
         0,
         meaning="how many times as long the refit is to make the mean answers to forgotten classes, where apply is "
         "given forget=",

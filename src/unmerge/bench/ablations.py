@@ -63,10 +63,10 @@ def _refit(_: Task) -> Rows:
 
 
 def _forgotten(_: Task) -> Rows:
-    for alpha, length in ((1.15, 1.2), (1.0, 1.2), (1.3, 1.2), (1.15, 1.0), (1.15, 1.3)):
+    for alpha, length in ((1.15, 1.3), (1.0, 1.3), (1.3, 1.3), (1.15, 1.0), (1.15, 1.15)):
         name = f"default, alpha {alpha:g}, refitted to forgotten images, answers x{length:g}"
         yield name, Recipe(alpha=alpha, answer_length=length)
-        if (alpha, length) == (1.15, 1.2):  # as the default: with rows removed and without
+        if (alpha, length) == (1.15, 1.3):  # as the default: with rows removed and without
             yield f"{name}, no row removed", Recipe(alpha=alpha, answer_length=length, head="edit")
 
 
