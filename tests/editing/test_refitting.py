@@ -136,15 +136,15 @@ class Broken:
                 raise KeyError("disk gone")
 
 
+NOT_8 = [label for label in range(10) if label != 8]
+
+
 @pytest.mark.parametrize(
     "broken",
     [
-        {"recalibrate": Broken(2, 3, 8)},
-        {"recalibrate": Broken(3, 3, 8)},
-        {
-            "recalibrate": TRAIN.without(3, 8).loader(),
-            "forget": Broken(1, *(label for label in range(10) if label != 8)),
-        },
+        lambda: {"recalibrate": Broken(2, 3, 8)},
+        lambda: {"recalibrate": Broken(3, 3, 8)},
+        lambda: {"recalibrate": TRAIN.without(3, 8).loader(), "forget": Broken(1, *NOT_8)},
     ],
     ids=["norms", "classifier", "forgotten"],
 )
@@ -153,7 +153,7 @@ def test_a_failure_leaves_the_model_and_its_ledger_as_they_were(model, edit, bro
     before, ledger = bits(found), copy.copy(ledger_of(found))
     names, hooks = list(ledger.before), len(found[-1]._forward_pre_hooks)
     with pytest.raises(KeyError, match="disk gone"):
-        second.apply(found, 1.0, **broken)
+        second.apply(found, 1.0, **broken())
     assert_close(bits(found), before, rtol=0, atol=0)
     assert [entry.edit for entry in ledger_of(found).entries] == [edit]
     assert (list(ledger_of(found).before), ledger_of(found).written) == (names, ledger.written)
@@ -254,6 +254,12 @@ def test_a_forward_may_call_the_classifier_twice(model):
 
     found, expected = (classifier(edit, model, (3, 8), forget=forget, forward=forward) for forward in (twice, None))
     assert_close(found, expected, rtol=0, atol=1e-4)
+
+    def half(network: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return network(batch[0][: (len(batch[0]) + 1) // 2])
+
+    with pytest.raises(DataError, match="one row a sample, or leave forget= out"):
+        classifier(edit, model, (3, 8), forget=forget, forward=half)
 
 
 def test_forgotten_images_that_cannot_be_used_are_told(model):
