@@ -131,7 +131,7 @@ def _choices(
     if asked.basis == "auto":
         several = "without labels the forget set may be several concepts, and one mean is one direction"
         why = {
-            "blend": "blend: 1.15 times the mean of lda and private-mean, whose features are nearest to retraining"
+            "blend": "blend: 1.32 times the mean of lda and private-mean, whose features are nearest to retraining"
             + (", in convolutions growing with depth to all of that in the last" if grows else ""),
             "lda": "lda: one direction for each label of the forget set",
             "wiener": f"wiener: {several}",

@@ -118,12 +118,12 @@ def edited(
     recalibrate: bool = True,
     by_reference: bool = False,
     check_init: bool = True,
-    with_forgotten: bool = False,
+    with_forgotten: bool = True,
 ) -> nn.Module:
     """A copy of the model that has forgotten; alpha from the forget set alone where the recipe recommends none.
 
-    by_reference: alpha by ToW against the retrained model instead, as the paper chooses it. with_forgotten: the refit
-    sees the forgotten images.
+    by_reference: alpha by ToW against the retrained model instead, as the paper chooses it. with_forgotten: a refit of
+    the classifier sees the forgotten images.
     """
     data = task.recalibration if recalibrate else None
     model = copy.deepcopy(task.model)
@@ -135,7 +135,8 @@ def edited(
         if by_reference:
             options |= {"score": "tow", "reference": task.retrained, "retain": task.retain}
         alpha = unmerge.search_alpha(edit, model, task.forget, **options).alpha
-    forget = task.forget if with_forgotten else None
+    is_refitted = data is not None and edit.recipe.traits.dosed and edit.recipe.refit is not None
+    forget = task.forget if with_forgotten and is_refitted else None
     return edit.apply(model, alpha, recalibrate=data, forget=forget, forward=task.forward)
 
 
