@@ -20,7 +20,7 @@ def main(epochs: int = 20) -> None:
 
     edit = unmerge.fit(model, forget, retain, init="zero")
     print(edit, *(f"{name}: {why}" for name, why in edit.provenance["choices"].items()), sep="\n  ")
-    edited = edit.apply(copy.deepcopy(model), recalibrate=retain)
+    edited = edit.apply(copy.deepcopy(model), recalibrate=retain, forget=forget)
 
     retrained = train(images.without(3), seed=1, epochs=epochs)  # what nobody has in practice
     models = {"un-edited": model, "logit mask": logit_mask(model, forget, retain), "unmerge": edited}

@@ -135,9 +135,10 @@ def test_a_row_is_made_again_where_half_of_it_is_lost(
 @pytest.mark.filterwarnings("ignore::unmerge.errors.UnmergeWarning")
 def test_rows_of_the_paper_and_ablations(monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path) -> None:
     rows = ["paper pca", "strength: default, alpha 0.6", "strength: default, alpha 1.3", "init: default, wrong"]
-    lengths = [f"forgotten: default, alpha 1.15, refitted to forgotten images, answers x{times}" for times in (1, 1.3)]
-    rows += lengths
-    ablations = ["--ablate", "strength", "init", "forgotten"]
+    lengths = ["length: default, mean answers x1", "length: default, mean answers x1.5"]
+    alone = [f"retained: default{alpha}, refitted to retained images alone" for alpha in ("", ", alpha 0.87")]
+    rows += [*lengths, *alone]
+    ablations = ["--ablate", "strength", "init", "length", "retained"]
     found = run(monkeypatch, folder, tmp_path, "--task", "trees", *ablations, "--only", *rows)
     summary = found["tables"]["summary"]["rows"]
     assert list(summary)[1:] == rows
@@ -145,7 +146,9 @@ def test_rows_of_the_paper_and_ablations(monkeypatch: pytest.MonkeyPatch, folder
     assert weak != strong
     short, long = (summary[row] for row in lengths)
     assert short["KL forget"] != long["KL forget"]
-    assert short["feature gap"] == long["feature gap"]
+    assert short["feature gap"] == long["feature gap"] == summary[alone[0]]["feature gap"]
+    assert len({figures["KL forget"]["value"] for figures in (short, long, summary[alone[0]])}) == 3
+    assert summary[alone[0]]["feature gap"] != summary[alone[1]]["feature gap"]
     assert list(found["tables"]["paper"]["rows"]) == ["paper pca"]
     assert list(tmp_path.glob("cache/*/first-half-0.safetensors"))
     without = tmp_path / "lazily"

@@ -253,6 +253,23 @@ def test_recalibration_takes_place_at_every_strength(model: nn.Module, edits: di
     assert [point.forget for point in plain.curve] != [point.forget for point in found.curve]
 
 
+def test_the_refit_sees_what_is_forgotten_at_every_strength(model: nn.Module) -> None:
+    retain, forget = TRAIN.without(3).loader(), FORGET.loader()
+    edit = unmerge.fit(model, forget, retain, init="zero", recipe=Recipe(head="edit"))
+
+    @torch.no_grad()
+    def sure(changed: nn.Module, _: object) -> float:  # which feels any change, unlike the share of right answers
+        return changed(FORGET.images).softmax(1).amax(1).mean().item()
+
+    found = search_alpha(edit, model, forget, 0.5, recalibrate=retain, metric=sure, max_alpha=1.0, step=0.5)
+    assert len(found.curve) > 1
+    for point in found.curve[1:]:
+        with edit.applied(model, point.alpha, recalibrate=retain, forget=forget):
+            assert point.forget == sure(model, forget)
+        with edit.applied(model, point.alpha, recalibrate=retain):
+            assert abs(point.forget - sure(model, forget)) > 1e-3
+
+
 # Other measures
 
 

@@ -17,6 +17,7 @@ import unmerge
 from unmerge import baselines
 from unmerge.bench.tasks import Task
 from unmerge.data.batches import progress
+from unmerge.editing.refitting import may_refit
 from unmerge.errors import UnmergeWarning
 from unmerge.evaluation import Column, Evaluation, Figure, Table, evaluate
 from unmerge.evaluation.pipeline import AXES
@@ -135,8 +136,7 @@ def edited(
         if by_reference:
             options |= {"score": "tow", "reference": task.retrained, "retain": task.retain}
         alpha = unmerge.search_alpha(edit, model, task.forget, **options).alpha
-    is_refitted = data is not None and edit.recipe.traits.dosed and edit.recipe.refit is not None
-    forget = task.forget if with_forgotten and is_refitted else None
+    forget = task.forget if with_forgotten and data is not None and may_refit(edit, model) else None
     return edit.apply(model, alpha, recalibrate=data, forget=forget, forward=task.forward)
 
 

@@ -56,11 +56,14 @@ def apply(
         return
     loaded = models.load(model.model, model.weights, model.device)
     _check_elsewhere(loaded.directory, to)
-    batches = requests.requested(data, loaded).retain if recalibrate else None
+    behind: dict[str, Any] = {}
+    if recalibrate:
+        request = requests.requested(data, loaded)
+        behind = {"recalibrate": request.retain, "forget": request.forget}
     before = {name: value.detach().clone().cpu() for name, value in loaded.module.state_dict().items()}
     known = exports.checksums(before)
     with directories.replacing_directory(to, overwrite) as part:
-        edit, strength, recalibrated = edits.apply(directory, loaded.module, alpha, batches, force)
+        edit, strength, recalibrated = edits.apply(directory, loaded.module, alpha, force=force, **behind)
         after = exports.checksums(loaded.module.state_dict())
         changed = [name for name, value in after.items() if known[name] != value]
         exports.write_model(part, loaded)

@@ -17,6 +17,7 @@ from unmerge.cli.samples import few_of
 from unmerge.cli.work import Gathered, Job
 from unmerge.data.batches import first_batch, labels_of
 from unmerge.editing.edit import Edit
+from unmerge.editing.refitting import may_refit
 from unmerge.editing.searching import AlphaSearch, Point
 from unmerge.editing.strength import Metric, search_alpha
 from unmerge.errors import EditError, InitError
@@ -88,7 +89,9 @@ def measured(job: Job, edit: Edit, found: Gathered) -> Measured:
         for part, statistics in ((job.request.forget, found.forget), (job.request.retain, found.retain))
     )
     matter = settings.recalibrate and norms_matter(edit, module, first_batch(retain, "retain"))
-    norms = retain if matter else None
+    behind: dict[str, Any] = {"recalibrate": retain if matter else None}
+    if matter and may_refit(edit, module):
+        behind["forget"] = forget
     search = None
     if settings.search or edit.alpha is None:
         with job.phase("strength", "searching the strength"):
@@ -98,18 +101,18 @@ def measured(job: Job, edit: Edit, found: Gathered) -> Measured:
                 max_drop=measure.max_drop if settings.max_drop is None else settings.max_drop,
                 metric=None if measure is ACCURACY else measure.of,
                 max_alpha=measure.max_alpha,
-                recalibrate=norms,
+                recalibrate=behind["recalibrate"],
             )
         edit = replace(edit, alpha=search.alpha, recipe=edit.recipe.but(alpha=search.alpha))
     with job.phase("curve", f"measuring forget and retain {measure.name} against alpha"):
         known = {} if search is None else {point.alpha: point for point in search.curve}
-        curve = _curve(job, edit, measure, forget, retain, norms, known)
+        curve = _curve(job, edit, measure, forget, retain, behind, known)
     with job.phase("samples", "predicting before and after"):
         parts = {"forget": forget, "retain": retain}
         before = {name: measure.of(module, part) for name, part in parts.items()}
         few = few_of(job.request, module)
         said = few.ask()
-        with edit.applied(module, recalibrate=norms if edit.alpha else None):
+        with edit.applied(module, **(behind if edit.alpha else {})):
             after = {name: measure.of(module, part) for name, part in parts.items()}
             samples = few.entries(said, few.ask())
             kept = norms_of(module)
@@ -166,10 +169,13 @@ def _curve(
     measure: Measure,
     forget: Iterable[Any],
     retain: Iterable[Any],
-    norms: Iterable[Any] | None,
+    behind: Mapping[str, Any],
     known: Mapping[float, Point],
 ) -> list[dict[str, float]]:
-    """What some strengths do, those of the search as it found them; removed rows stay in: without them all forget."""
+    """What some strengths do, those of the search as it found them; removed rows stay in: without them all forget.
+
+    behind: the data by which what lies behind the edit follows it.
+    """
     trial, module = replace(edit, removed=()), job.model.module
     curve = []
     for alpha in _strengths(edit.alpha):
@@ -177,7 +183,7 @@ def _curve(
             curve.append({"alpha": alpha, "forget": point.forget, "retain": point.retain})
             continue
         try:
-            with trial.applied(module, alpha, recalibrate=norms if alpha else None, force=True):
+            with trial.applied(module, alpha, **(behind if alpha else {}), force=True):
                 values = {"forget": measure.of(module, forget), "retain": measure.of(module, retain)}
         except EditError:  # infinite in the type of the weights, as is every larger one
             break
