@@ -112,7 +112,7 @@ def inits(
 def ablated(task: Task, name: str) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
     """Name and maker of each row of an ablation."""
     for row, recipe in ABLATIONS[name](task):
-        yield f"{name}: {row}", partial(_made, task, recipe, with_forgotten=ABLATIONS[name] is not _retained)
+        yield f"{name}: {row}", partial(_made, task, recipe, with_forgotten=name != "retained")
 
 
 def _made(task: Task, recipe: Recipe, check_init: bool = True, with_forgotten: bool = True) -> nn.Module:

@@ -17,7 +17,6 @@ import unmerge
 from unmerge import baselines
 from unmerge.bench.tasks import Task
 from unmerge.data.batches import progress
-from unmerge.editing.refitting import may_refit
 from unmerge.errors import UnmergeWarning
 from unmerge.evaluation import Column, Evaluation, Figure, Table, evaluate
 from unmerge.evaluation.pipeline import AXES
@@ -136,7 +135,7 @@ def edited(
         if by_reference:
             options |= {"score": "tow", "reference": task.retrained, "retain": task.retain}
         alpha = unmerge.search_alpha(edit, model, task.forget, **options).alpha
-    forget = task.forget if with_forgotten and data is not None and may_refit(edit, model) else None
+    forget = task.forget if with_forgotten and data is not None else None
     return edit.apply(model, alpha, recalibrate=data, forget=forget, forward=task.forward)
 
 

@@ -25,7 +25,6 @@ import unmerge
 from unmerge.baselines import LogitMask
 from unmerge.bench import cifar_data, tasks
 from unmerge.bench.tasks import Task
-from unmerge.editing.refitting import may_refit
 from unmerge.errors import UnmergeWarning
 from unmerge.evaluation import Outputs, outputs
 from unmerge.evaluation.accuracy import accuracy, tug_of_war
@@ -107,8 +106,7 @@ def compared(task: Task, mode: str) -> list[Result]:
             alpha = edit.alpha
             if alpha is None:
                 alpha = unmerge.search_alpha(edit, task.model, task.forget, **options).alpha
-            forget_data = task.forget if may_refit(edit, task.model) else None
-            with edit.applied(task.model, alpha, forget=forget_data, **options):
+            with edit.applied(task.model, alpha, forget=task.forget, **options):
                 found.append(_result(task, mode, name, _outputs(task.model, task), reference, alpha))
     return found
 

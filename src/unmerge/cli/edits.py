@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from unmerge.cli.run_directory import check_folder
 from unmerge.distributed.warning import warn
 from unmerge.editing.edit import Edit
-from unmerge.editing.refitting import may_refit
 from unmerge.errors import EditError, FileError, UnmergeWarning, listing
 from unmerge.model.evaluating import batch_norms
 from unmerge.model.layers import tensor_name
@@ -61,7 +60,6 @@ def apply(
     edit = Edit.load(edit_in(directory))
     strength = edit.alpha if alpha is None else alpha
     is_base = not ledger_of(module).entries and _carries(module, edit.weights)
-    forget = forget if may_refit(edit, module) else None
     edit.apply(module, strength, recalibrate=recalibrate, forget=forget, force=force)
     path = directory / NORMS
     if recalibrate is not None or not path.is_file():

@@ -17,7 +17,6 @@ from unmerge.cli.samples import few_of
 from unmerge.cli.work import Gathered, Job
 from unmerge.data.batches import first_batch, labels_of
 from unmerge.editing.edit import Edit
-from unmerge.editing.refitting import may_refit
 from unmerge.editing.searching import AlphaSearch, Point
 from unmerge.editing.strength import Metric, search_alpha
 from unmerge.errors import EditError, InitError
@@ -89,9 +88,7 @@ def measured(job: Job, edit: Edit, found: Gathered) -> Measured:
         for part, statistics in ((job.request.forget, found.forget), (job.request.retain, found.retain))
     )
     matter = settings.recalibrate and norms_matter(edit, module, first_batch(retain, "retain"))
-    behind: dict[str, Any] = {"recalibrate": retain if matter else None}
-    if matter and may_refit(edit, module):
-        behind["forget"] = forget
+    behind: dict[str, Any] = {"recalibrate": retain, "forget": forget} if matter else {}
     search = None
     if settings.search or edit.alpha is None:
         with job.phase("strength", "searching the strength"):
@@ -101,7 +98,7 @@ def measured(job: Job, edit: Edit, found: Gathered) -> Measured:
                 max_drop=measure.max_drop if settings.max_drop is None else settings.max_drop,
                 metric=None if measure is ACCURACY else measure.of,
                 max_alpha=measure.max_alpha,
-                recalibrate=behind["recalibrate"],
+                recalibrate=behind.get("recalibrate"),
             )
         edit = replace(edit, alpha=search.alpha, recipe=edit.recipe.but(alpha=search.alpha))
     with job.phase("curve", f"measuring forget and retain {measure.name} against alpha"):

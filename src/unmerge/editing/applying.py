@@ -71,11 +71,6 @@ def apply_edit(
         recalibrate(model, norms, retained, forward)
         classifier = refitted(edit, model, entry.present, retained, forgotten, forward)
         _check_finite(classifier, "the refit makes {} infinite in its type. Use Recipe(refit=None)")
-        if forgotten is not None and not classifier:
-            warn(
-                "forget= is given, but it is not read: only a linear classifier with a bias is refitted, after an edit "
-                "by 'blend' whose recipe has a refit."
-            )
         remember(classifier)
         write(model, classifier)
         entry.recalibrated += tuple(classifier)

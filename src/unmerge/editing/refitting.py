@@ -29,14 +29,6 @@ if TYPE_CHECKING:
 _WEIGHT_OF_FORGOTTEN = 0.2  # in the regression, that of the retained data being 1 (docs/findings.md)
 
 
-def may_refit(edit: Edit, model: nn.Module) -> bool:
-    """Whether recalibration refits a classifier behind the edit, which is when forgotten data can be of use to it."""
-    if edit.recipe.refit is None or not edit.recipe.traits.dosed or edit.head is None or edit.head not in edit.layers:
-        return False
-    module = model.get_submodule(edit.head)
-    return isinstance(module, nn.Linear) and module.bias is not None and edit.layers[edit.head].B.dim() == 2
-
-
 def refitted(
     edit: Edit,
     model: nn.Module,
@@ -54,10 +46,10 @@ def refitted(
     before: the tensors that the edit changed, as they were.
     """
     head, ridge = edit.head, edit.recipe.refit
-    if ridge is None or head is None or not may_refit(edit, model):
+    if ridge is None or not edit.recipe.traits.dosed or head not in edit.layers:
         return {}
     rows = _rows_left(model, head, edit.layers[head])
-    if not rows.any():
+    if rows is None:
         return {}
     state = state_of(model)
     whole = Whole(state)
@@ -110,11 +102,15 @@ def _of_forgotten(
     return scatter, weight @ taken + longer
 
 
-def _rows_left(model: nn.Module, head: str, edit: LayerEdit) -> Tensor:
-    """Which outputs of a classifier an edit leaves alone: those of retained classes."""
+def _rows_left(model: nn.Module, head: str, edit: LayerEdit) -> Tensor | None:
+    """Which outputs of a linear classifier an edit leaves alone: those of retained classes. None of another one."""
+    module = model.get_submodule(head)
+    if not isinstance(module, nn.Linear) or module.bias is None or edit.B.dim() != 2:
+        return None
     bias = Whole(state_of(model))[tensor_name(head, "bias")]
     gone = bias == torch.tensor(REMOVED_BIAS, dtype=bias.dtype, device=bias.device)
-    return ~gone & (edit.B == 0).all(1).to(bias.device)
+    left = ~gone & (edit.B == 0).all(1).to(bias.device)
+    return left if left.any() else None
 
 
 def _moments(

@@ -13,7 +13,6 @@ from torch import nn
 from unmerge.data.batches import Forward, check_rereadable
 from unmerge.distributed.processes import size, summed, together
 from unmerge.editing.edit import Edit
-from unmerge.editing.refitting import may_refit
 from unmerge.editing.searching import AlphaSearch, Grid, Point, best, smallest
 from unmerge.errors import DataError, EditError, suggest
 from unmerge.measures import accuracy, divergence
@@ -51,7 +50,8 @@ def search_alpha(
     metric: in place of the accuracy, a function (model, data) -> number that falls as the model forgets; of several
         processes each calls it, and the mean counts.
     recalibrate: retain batches that BatchNorm statistics are re-estimated from, and the classifier refitted with them
-        and `forget`, at every alpha, as `apply(recalibrate=..., forget=...)` does.
+        and `forget`, at every alpha, as `apply(recalibrate=..., forget=...)` does; without `forget` where a metric says
+        what its batches are.
     """
     _check(target, max_drop, score, retain, reference, max_alpha, step)
     for name, data in (("forget", forget), ("retain", retain)):
@@ -64,7 +64,7 @@ def search_alpha(
     trial = replace(edit, removed=())
     # A bias that only the removal of rows changes is not touched meanwhile.
     trial = replace(trial, weights={name: known for name, known in edit.weights.items() if name in trial.touched})
-    refit = {"forget": forget} if recalibrate is not None and may_refit(edit, model) else {}
+    refit = {"forget": forget} if recalibrate is not None and metric is None else {}
     measure = _mean_over_processes(metric) if metric else lambda changed, data: accuracy(changed, data, forward)
     goal = _goal(score, reference, forget, retain, measure, forward)
 
