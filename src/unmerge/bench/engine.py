@@ -152,7 +152,7 @@ def measure(
                 fit(f"class request, {own}", **request)
         counts[f"class request, {own}"] = operations(partial(unmerge.fit, model, init="zero", **request))
     times.made("edit applied and reverted", lambda: edit.revert(edit.apply(model, alpha=1.0)), REPEATS)
-    # As most requests are applied: BatchNorms re-estimated and the classifier refitted on up to 10,000 retained images.
+    # BatchNorms re-estimated and the classifier refitted on up to 10,000 retained images, and none of F.
     times.made(
         "edit applied with recalibration", lambda: edit.apply(model, 1.0, recalibrate=rest, forward=forward), repeats=1
     )

@@ -39,7 +39,7 @@ def apply(
         bool,
         typer.Option(
             "--recalibrate",
-            help="Re-estimate BatchNorm and refit the classifier here, with the run's data flags.",
+            help="Re-estimate BatchNorm and refit the classifier here, on the data of the run: with its data flags.",
         ),
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Also to weights that the edit was not fitted on.")] = False,

@@ -74,7 +74,7 @@ class RunOptions:
         bool,
         typer.Option(
             "--recalibrate/--no-recalibrate",
-            help="On retain data, re-estimate the BatchNorms behind the edit, if any, and refit the classifier.",
+            help="Re-estimate the BatchNorms behind the edit, if any, and refit the classifier.",
         ),
     ] = True
     any_init: Annotated[

@@ -63,7 +63,7 @@ class Edit:
         recalibrate: batches of retain data, as training saw them, from which the BatchNorms behind edited layers are
         re-estimated and the classifier is refitted (`Recipe.refit`); without such a BatchNorm nothing is done.
         forget: batches of what is forgotten, labelled where that is more than one class, which the refit then counts
-        as well: as a rule the answers to them come nearer to those of a retrained network (docs/findings.md).
+        as well (`Recipe.answer_length`); where nothing is refitted it is not read.
         force: apply to other weights than those the edit was fitted on.
         """
         apply_edit(self, model, *self.strengths(alpha, head_alpha), recalibrate, forget, forward, force)

@@ -55,7 +55,7 @@ def removed(report: Report) -> list[str]:
     if report.run.get("recalibrated"):
         said.append("The statistics of BatchNorms behind them were estimated again on retained data.")
         if report.run.get("refitted"):
-            said.append("There the classifier's answers for other classes were fitted to those from before.")
+            said.append("There the classifier's rows of other classes were fitted to the edited features.")
     if report.alpha is not None:
         said.append(f"Strength alpha\u00a0=\u00a0{report.alpha:g}.")
     return said
