@@ -143,8 +143,8 @@ class Recipe:
         1.3,
         0,
         words=("auto",),
-        meaning="how many times as long the refit is to make the mean answers to forgotten classes, where apply is "
-        "given forget=; auto: the shorter they are, the more, and long ones not at all",
+        meaning="how many times as long the refit is to make the mean answers to forgotten classes, where "
+        "those are seen; auto: the shorter they are, the more, and long ones not at all",
     )
 
     def __new__(cls, *args: Any, **knobs: Any) -> Recipe:

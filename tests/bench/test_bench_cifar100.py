@@ -145,7 +145,6 @@ def test_rows_of_the_paper_and_ablations(monkeypatch: pytest.MonkeyPatch, folder
     weak, strong = (summary[f"strength: default, alpha {alpha}"]["KL forget"] for alpha in ("0.6", "1.3"))
     assert weak != strong
     short, long = (summary[row] for row in lengths)
-    assert short["KL forget"] != long["KL forget"]
     assert short["feature gap"] == long["feature gap"] == summary[alone[0]]["feature gap"]
     assert len({figures["KL forget"]["value"] for figures in (short, long, summary[alone[0]])}) == 3
     assert summary[alone[0]]["feature gap"] != summary[alone[1]]["feature gap"]

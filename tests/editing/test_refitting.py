@@ -273,7 +273,7 @@ def test_a_forward_may_call_the_classifier_twice(model):
     def half(network: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         return network(batch[0][: (len(batch[0]) + 1) // 2])
 
-    with pytest.raises(DataError, match="one row a sample, or leave forget= out"):
+    with pytest.raises(DataError, match=r"one row a sample, leave forget= out, or refit nothing: Recipe\(refit=None\)"):
         classifier(edit, model, (3, 8), forget=forget, forward=half)
 
 

@@ -204,7 +204,7 @@ def _places(batch: Any, rows: int, what: str, classes: Sequence[int]) -> Tensor:
     if rows % max(1, len(labels)):
         raise DataError(
             f"the classifier gets {rows} rows for {len(labels)} samples of {what}=, so their classes are open. Pass a "
-            "forward= that calls it with one row a sample, or leave forget= out."
+            "forward= that calls it with one row a sample, leave forget= out, or refit nothing: Recipe(refit=None)."
         )
     return places.repeat(rows // max(1, len(labels)), 1)  # forward= may call it several times
 
