@@ -54,7 +54,7 @@ def _word(default: str, *words: str, meaning: str) -> Any:
 
 
 def _number(
-    default: float | None, low: float = -math.inf, *, words: tuple[str, ...] = (), optional: bool = False, meaning: str
+    default: float | str | None, low: float = -math.inf, *, words: tuple[str, ...] = (), optional: bool = False, meaning: str
 ) -> Any:
     rule = Rule(words, number=float, low=low, optional=optional)
     return field(default=default, metadata={"rule": rule, "meaning": meaning})
@@ -140,7 +140,7 @@ class Recipe:
         "fitted to features that blend has edited, where BatchNorms are recalibrated; None: they stay",
     )
     answer_length: float | str = _number(
-        1.3,
+        "auto",
         0,
         words=("auto",),
         meaning="how many times as long the refit is to make the mean answers to forgotten classes, where "

@@ -203,7 +203,7 @@ def classifier(edit: Edit, model: nn.Module, lost: tuple[int, ...] = (3,), **opt
 
 
 @pytest.mark.parametrize("lost", [(3,), (3, 8)])
-@pytest.mark.parametrize("knobs", [{}, {"head": "edit", "answer_length": 1.0}, {"answer_length": "auto"}], ids=str)
+@pytest.mark.parametrize("knobs", [{}, {"head": "edit", "answer_length": 1.0}, {"answer_length": 1.3}], ids=str)
 def test_forgotten_images_count_beside_the_retained_ones(model, lost, knobs):
     forget, retain = TRAIN.only(*lost).loader(), TRAIN.without(*lost).loader()
     edit = unmerge.fit(model, forget, retain, init="zero", recipe=Recipe(refit=0.03, skip_layers=0, **knobs))
