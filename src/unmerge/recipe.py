@@ -53,10 +53,8 @@ def _word(default: str, *words: str, meaning: str) -> Any:
     return field(default=default, metadata={"rule": Rule(words), "meaning": meaning})
 
 
-def _number(
-    default: float | str | None, low: float = -math.inf, *, words: tuple[str, ...] = (), optional: bool = False, meaning: str
-) -> Any:
-    rule = Rule(words, number=float, low=low, optional=optional)
+def _number(default: float | None, low: float = -math.inf, *, optional: bool = False, meaning: str) -> Any:
+    rule = Rule(number=float, low=low, optional=optional)
     return field(default=default, metadata={"rule": rule, "meaning": meaning})
 
 
@@ -139,12 +137,11 @@ class Recipe:
         meaning="ridge, relative to the mean eigenvalue, with which the classifier's rows of retained classes are "
         "fitted to features that blend has edited, where BatchNorms are recalibrated; None: they stay",
     )
-    answer_length: float | str = _number(
-        "auto",
+    answer_length: float = _number(
+        1.3,
         0,
-        words=("auto",),
-        meaning="how many times as long the refit is to make the mean answers to forgotten classes, where "
-        "those are seen; auto: the shorter they are, the more, and long ones not at all",
+        meaning="how many times as long the refit is to make the mean answers to forgotten classes, where those are "
+        "seen",
     )
 
     def __new__(cls, *args: Any, **knobs: Any) -> Recipe:

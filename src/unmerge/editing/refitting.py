@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from unmerge.editing.edit import Edit
 
 
-_SHARE, _PULL = 0.55, 0.6  # of a typical answer, to which a mean answer is drawn (docs/findings.md)
 _WEIGHT_OF_FORGOTTEN = 0.2  # in the regression, that of the retained data being 1 (docs/findings.md)
 
 
@@ -70,9 +69,7 @@ def refitted(
     scatter += ridge * torch.where(level > 0, level, 1.0) * torch.eye(size).to(scatter)
     if forget is not None:
         lost = _moments(model, head, before, forget, "forget", forward, classes=_classes_of(edit)).to(weight.device)
-        classifier = weight.to(seen), bias.to(seen)
-        typical = _typical_length(*classifier, rows, centre, products[:size])
-        left, lacks = _of_forgotten(lost, *classifier, rows, centre, edit.recipe.answer_length, typical)
+        left, lacks = _of_forgotten(lost, weight.to(seen), bias.to(seen), rows, centre, edit.recipe.answer_length)
         scatter += _WEIGHT_OF_FORGOTTEN * left
         lacking += _WEIGHT_OF_FORGOTTEN * lacks
     change = torch.cholesky_solve(lacking.mT, torch.linalg.cholesky(scatter)).mT * rows[:, None]
@@ -84,7 +81,7 @@ def refitted(
 
 
 def _of_forgotten(
-    seen: Tensor, weight: Tensor, bias: Tensor, rows: Tensor, centre: Tensor, times: float | str, typical: Tensor
+    seen: Tensor, weight: Tensor, bias: Tensor, rows: Tensor, centre: Tensor, length: float
 ) -> tuple[Tensor, Tensor]:
     """Both sides of the regression over forgotten data, e taken from the centre of the retained ones."""
     size = len(centre)
@@ -101,25 +98,8 @@ def _of_forgotten(
     taken = products[size:] - (means[size:] * shares) @ means[:size].mT
     answers = weight @ means[:size] + bias[:, None]
     answers -= answers[rows].mean(0)  # which a softmax does not see
-    factors = _lengthening(answers[rows].norm(dim=0), typical) if isinstance(times, str) else times
-    longer = ((factors - 1) * answers * shares) @ (means[:size] - centre[:, None]).mT
+    longer = (length - 1) * (answers * shares) @ (means[:size] - centre[:, None]).mT
     return scatter, weight @ taken + longer
-
-
-def _typical_length(weight: Tensor, bias: Tensor, rows: Tensor, centre: Tensor, products: Tensor) -> Tensor:
-    """The root mean square length of the answers to retained images, over the outputs that are left."""
-    weight, bias = (value[rows] - value[rows].mean(0) for value in (weight, bias))
-    square = (weight @ products * weight).sum() + 2 * bias @ (weight @ centre) + bias.square().sum()
-    return square.clamp_min(0).sqrt()
-
-
-def _lengthening(lengths: Tensor, typical: Tensor) -> Tensor:
-    """How many times as long mean answers of some lengths are to be: (share · typical / length)^pull, at least 1.
-
-    Retraining gives forgotten classes mean answers of more equal lengths than an edit leaves (docs/findings.md).
-    """
-    least = (1e-6 * typical).clamp_min(torch.finfo(lengths.dtype).tiny)
-    return (_SHARE * typical / lengths.clamp_min(least)).pow(_PULL).clamp_min(1)
 
 
 def _rows_left(model: nn.Module, head: str, edit: LayerEdit) -> Tensor | None:
