@@ -53,8 +53,15 @@ def _word(default: str, *words: str, meaning: str) -> Any:
     return field(default=default, metadata={"rule": Rule(words), "meaning": meaning})
 
 
-def _number(default: float | None, low: float = -math.inf, *, optional: bool = False, meaning: str) -> Any:
-    rule = Rule(number=float, low=low, optional=optional)
+def _number(
+    default: float | str | None,
+    low: float = -math.inf,
+    *,
+    words: tuple[str, ...] = (),
+    optional: bool = False,
+    meaning: str,
+) -> Any:
+    rule = Rule(words, number=float, low=low, optional=optional)
     return field(default=default, metadata={"rule": rule, "meaning": meaning})
 
 
@@ -137,11 +144,12 @@ class Recipe:
         meaning="ridge, relative to the mean eigenvalue, with which the classifier's rows of retained classes are "
         "fitted to features that blend has edited, where BatchNorms are recalibrated; None: they stay",
     )
-    answer_length: float = _number(
-        1.3,
+    answer_length: float | str = _number(
+        "auto",
         0,
+        words=("auto",),
         meaning="how many times as long the refit is to make the mean answers to forgotten classes, where those are "
-        "seen",
+        "seen; auto: the shorter they are, the more, and at least 1.3 times where several classes are forgotten",
     )
 
     def __new__(cls, *args: Any, **knobs: Any) -> Recipe:

@@ -19,6 +19,7 @@ from transformers.pytorch_utils import Conv1D
 import unmerge
 from unmerge import Edit, Recipe
 from unmerge.bench.digits import load_digits, train
+from unmerge.editing.refitting import _lengthening
 from unmerge.editing.rewriting import REMOVED_BIAS
 from unmerge.errors import DataError, EditError, UnmergeWarning
 from unmerge.model.ledger import ledger_of
@@ -177,11 +178,17 @@ def fitted_with_forgotten(
     ridge = max(recipe.refit, 64 / (2 * len(own))) * own.var(0, correction=0).mean()
     original, own = (model[:-1](forget.images).double() for model in (before, after))
     share = (0.2 / len(own)) ** 0.5
+    answers = after(retain.images)[:, rows].double()
+    typical = (answers - answers.mean(1, keepdim=True)).square().sum(1).mean().sqrt()
     for label in lost:
         part = forget.labels == label
         taken = (original - own)[part]
         answer = weight[rows] @ own[part].mean(0) + bias[rows]
-        lacks = (taken - taken.mean(0)) @ weight[rows].mT + (recipe.answer_length - 1) * (answer - answer.mean())
+        times = recipe.answer_length
+        if times == "auto":
+            least = 1.3 if len(lost) > 1 else 1.0
+            times = max(least, (0.55 * typical / (answer - answer.mean()).norm()) ** 0.6)
+        lacks = (taken - taken.mean(0)) @ weight[rows].mT + (times - 1) * (answer - answer.mean())
         inputs, targets = [*inputs, share * (own[part] - centre)], [*targets, share * lacks]
     inputs, targets = [*inputs, ridge**0.5 * torch.eye(64)], [*targets, torch.zeros(64, len(rows))]
     change = torch.tensor(np.linalg.lstsq(torch.cat(inputs).numpy(), torch.cat(targets).numpy(), rcond=None)[0]).mT
@@ -228,6 +235,17 @@ def test_mean_answers_to_forgotten_images_get_longer_and_retained_ones_stay(mode
         lengths.append((answer - answer.mean()).norm())
         assert_close(found(retain.images).mean(0), edited(model, edit)(retain.images).mean(0), rtol=0, atol=1e-4)
     assert 1.1 < lengths[1] / lengths[0] < 1.5
+
+
+def test_the_longer_a_mean_answer_the_less_it_is_lengthened_and_a_long_one_stays():
+    lengths, typical = torch.tensor([0.0, 1.0, 2.0, 5.0, 5.5, 6.0, 20.0]), torch.tensor(10.0)
+    found = _lengthening(lengths, typical, 1.0)
+    assert found.isfinite().all()
+    assert (found.diff() <= 0).all()
+    assert found[1] / found[2] == pytest.approx(2**0.6)
+    assert found[3] > 1
+    assert found[4:].tolist() == pytest.approx([1, 1, 1])
+    assert_close(_lengthening(lengths, typical, 1.3), found.clamp_min(1.3))
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from unmerge.editing.edit import Edit
 
 
+# Mean answers to forgotten classes are drawn towards a share of a typical answer's length, and those to several classes
+# made a few times as long at least (docs/findings.md).
+_SHARE, _PULL, _SEVERAL = 0.55, 0.6, 1.3
 _WEIGHT_OF_FORGOTTEN = 0.2  # in the regression, that of the retained data being 1 (docs/findings.md)
 
 
@@ -69,7 +72,9 @@ def refitted(
     scatter += ridge * torch.where(level > 0, level, 1.0) * torch.eye(size).to(scatter)
     if forget is not None:
         lost = _moments(model, head, before, forget, "forget", forward, classes=_classes_of(edit)).to(weight.device)
-        left, lacks = _of_forgotten(lost, weight.to(seen), bias.to(seen), rows, centre, edit.recipe.answer_length)
+        classifier = weight.to(seen), bias.to(seen)
+        typical = _typical_length(*classifier, rows, centre, products[:size])
+        left, lacks = _of_forgotten(lost, *classifier, rows, centre, edit.recipe.answer_length, typical)
         scatter += _WEIGHT_OF_FORGOTTEN * left
         lacking += _WEIGHT_OF_FORGOTTEN * lacks
     change = torch.cholesky_solve(lacking.mT, torch.linalg.cholesky(scatter)).mT * rows[:, None]
@@ -81,7 +86,13 @@ def refitted(
 
 
 def _of_forgotten(
-    seen: Tensor, weight: Tensor, bias: Tensor, rows: Tensor, centre: Tensor, length: float
+    seen: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    rows: Tensor,
+    centre: Tensor,
+    times: float | str | Tensor,
+    typical: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Both sides of the regression over forgotten data, e taken from the centre of the retained ones."""
     size = len(centre)
@@ -98,8 +109,26 @@ def _of_forgotten(
     taken = products[size:] - (means[size:] * shares) @ means[:size].mT
     answers = weight @ means[:size] + bias[:, None]
     answers -= answers[rows].mean(0)  # which a softmax does not see
-    longer = (length - 1) * (answers * shares) @ (means[:size] - centre[:, None]).mT
+    if isinstance(times, str):
+        times = _lengthening(answers[rows].norm(dim=0), typical, _SEVERAL if len(counts) > 1 else 1.0)
+    longer = ((times - 1) * answers * shares) @ (means[:size] - centre[:, None]).mT
     return scatter, weight @ taken + longer
+
+
+def _typical_length(weight: Tensor, bias: Tensor, rows: Tensor, centre: Tensor, products: Tensor) -> Tensor:
+    """The root mean square length of the answers to retained images, over the outputs that are left."""
+    weight, bias = (value[rows] - value[rows].mean(0) for value in (weight, bias))
+    square = (weight @ products * weight).sum() + 2 * bias @ (weight @ centre) + bias.square().sum()
+    return square.clamp_min(0).sqrt()
+
+
+def _lengthening(lengths: Tensor, typical: Tensor, least: float) -> Tensor:
+    """How many times as long mean answers of some lengths are to be: (share · typical / length)^pull, or the least.
+
+    Retraining gives forgotten classes mean answers of more equal lengths than an edit leaves.
+    """
+    shortest = (1e-6 * typical).clamp_min(torch.finfo(lengths.dtype).tiny)
+    return (_SHARE * typical / lengths.clamp_min(shortest)).pow(_PULL).clamp_min(least)
 
 
 def _rows_left(model: nn.Module, head: str, edit: LayerEdit) -> Tensor | None:
