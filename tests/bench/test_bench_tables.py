@@ -145,7 +145,24 @@ def test_some_rows_may_be_shown_alone(several: Path) -> None:
         "| mask | 2.0 |",
     ]
     with pytest.raises(FileError, match="Did you mean 'mask'"):
-        tables.table("*-zero only masc", several)
+        tables.table("*-zero only masc as a mask", several)
+
+
+def test_a_page_may_call_rows_by_other_names_and_they_compete_as_before(tmp_path: Path) -> None:
+    columns = [Column("ToW", "higher", 2), Column("test", "near", 1)]
+    cells = {
+        row: {"ToW": Figure(tow), "test": Figure(test)}
+        for row, tow, test in (("retrained", 1.0, 7.0), ("mask", 0.9, 7.2), ("edit, twice", 0.8, 8.0))
+    }
+    summary = Table("summary", columns, cells, ["retrained"], "retrained")
+    Evaluation({"summary": summary}, {}, {}).to_json(tmp_path / "trees.json")
+    assert tables.table("trees only edit, twice as unmerge | retrained as the goal | mask", tmp_path).splitlines()[
+        2:5
+    ] == [
+        "| unmerge | 0.80 | 8.0 |",
+        "| the goal | 1.00 | 7.0 |",
+        "| mask | **0.90** | **7.2** |",
+    ]
 
 
 def test_a_folder_without_the_pages_is_told(

@@ -9,7 +9,8 @@ files (cifar100/*-zero-0) it is the mean of every row that all of them have, or 
 its mean and its standard deviation. "NAME with NAMES@ROW" adds the mean of a row that only some files have, such as the
 second retrainings, and says whose it is: of other requests, so only what is measured against their own reference.
 "NAME + NAME" joins the rows of runs with the same reference.
-"NAME showing COLUMN, COLUMN" leaves out the other columns, "NAME only ROW | ROW" the other rows.
+"NAME showing COLUMN, COLUMN" leaves out the other columns, "NAME only ROW | ROW" the other rows; "ROW as WORDS" there
+says what a row is called on the page.
 """
 
 from __future__ import annotations
@@ -158,11 +159,17 @@ def _showing(shown: Table, labels: list[str]) -> Table:
 
 
 def _only(shown: Table, rows: list[str]) -> Table:
-    """The table with some rows alone."""
-    unknown = [row for row in rows if row not in shown.cells]
+    """The table with some rows alone, under the names that the page gives them."""
+    names = {row: name or row for row, _, name in (entry.partition(" as ") for entry in rows)}
+    unknown = [row for row in names if row not in shown.cells]
     if unknown:
         raise FileError(f"a page shows the row {unknown[0]!r}. {suggest(unknown[0], shown.cells)}")
-    return replace(shown, cells={row: shown[row] for row in rows})
+    return replace(
+        shown,
+        cells={name: shown[row] for row, name in names.items()},
+        anchors=[names.get(row, row) for row in shown.anchors],
+        reference=shown.reference and names.get(shown.reference, shown.reference),
+    )
 
 
 def _over(rows: list[dict[str, Figure]], taken: Callable[[list[float]], float]) -> dict[str, Figure]:
