@@ -146,6 +146,9 @@ def test_some_rows_may_be_shown_alone(several: Path) -> None:
     ]
     with pytest.raises(FileError, match="Did you mean 'mask'"):
         tables.table("*-zero only masc as a mask", several)
+    for twice in ("mask | mask as another", "mask | unmerge as mask"):
+        with pytest.raises(FileError, match="twice"):
+            tables.table(f"*-zero only {twice}", several)
 
 
 def test_a_page_may_call_rows_by_other_names_and_they_compete_as_before(tmp_path: Path) -> None:

@@ -165,13 +165,13 @@ def test_a_failure_leaves_the_model_and_its_ledger_as_they_were(model, edit, bro
 
 @torch.no_grad()
 def fitted_with_forgotten(
-    before: nn.Sequential, after: nn.Sequential, lost: tuple[int, ...], recipe: Recipe
+    before: nn.Sequential, after: nn.Sequential, lost: tuple[int, ...], recipe: Recipe, seen: tuple[int, ...] = ()
 ) -> list[Tensor]:
     """Weight and bias by least squares: retained images lack what the edit took of them, forgotten ones what it took
     beside the mean of their class and, of their mean answer, what makes it longer; these weigh a fifth."""
     rows = [label for label in range(10) if label not in lost]
     weight, bias = (value.detach().double().clone() for value in (after[-1].weight, after[-1].bias))
-    retain, forget = TRAIN.without(*lost), TRAIN.only(*lost)
+    retain, forget = TRAIN.without(*lost), TRAIN.only(*(seen or lost))
     original, own = (model[:-1](retain.images).double() for model in (before, after))
     centre, taken = own.mean(0), original - own
     inputs, targets = [(own - centre) / len(own) ** 0.5], [(taken - taken.mean(0)) @ weight[rows].mT / len(own) ** 0.5]
@@ -180,7 +180,7 @@ def fitted_with_forgotten(
     share = (0.2 / len(own)) ** 0.5
     answers = after(retain.images)[:, rows].double()
     typical = (answers - answers.mean(1, keepdim=True)).square().sum(1).mean().sqrt()
-    for label in lost:
+    for label in seen or lost:
         part = forget.labels == label
         taken = (original - own)[part]
         answer = weight[rows] @ own[part].mean(0) + bias[rows]
@@ -215,6 +215,15 @@ def test_forgotten_images_count_beside_the_retained_ones(model, lost, knobs):
     assert (found[-1].weight - classifier(edit, model, lost)[0]).abs().max() > 1e-2
     edit.revert(found)
     assert_close(bits(found), bits(model), rtol=0, atol=0)
+
+
+def test_a_class_is_one_of_several_where_the_others_are_not_seen(model):
+    lost, seen = (3, 8), (3,)
+    forget, retain = TRAIN.only(*seen).loader(), TRAIN.without(*lost).loader()
+    edit = unmerge.fit(model, TRAIN.only(*lost).loader(), retain, init="zero", recipe=Recipe(skip_layers=0))
+    plain = without_refit(edit).apply(copy.deepcopy(model), 1.0, recalibrate=retain)
+    expected = fitted_with_forgotten(model, plain, lost, edit.recipe, seen)
+    assert_close(classifier(edit, model, lost, forget=forget), expected, rtol=0, atol=1e-4)
 
 
 def test_composed_edits_forget_the_classes_of_each(model, edit):
@@ -424,6 +433,13 @@ def test_edits_without_a_ridge_of_their_own_refit_nothing(model, edit):
     tensors = {f"{name}:{part}": value for name, layer in edit.layers.items() for part, value in layer.tensors.items()}
     assert Edit.from_dict(header, tensors, Path("old")).recipe.refit is None
     assert unmerge.compose([edit, edit_of(model, 8)]).recipe.refit == 0.03
-    for knobs in ({"refit": 1.0}, {"answer_length": 2.0}, {"basis": "lda", "alpha": 1.0}):
+    for knobs in ({"refit": 1.0}, {"basis": "lda", "alpha": 1.0}):
         others = [edit, edit_of(model, 8, **knobs)]
         assert unmerge.compose(others).recipe.refit is None
+
+
+def test_composed_edits_keep_a_length_that_they_share(model):
+    long, longer = (edit_of(model, digit, answer_length=length) for digit, length in ((3, 2.0), (8, 3.0)))
+    assert unmerge.compose([long, edit_of(model, 8, answer_length=2.0)]).recipe.answer_length == 2.0
+    other = unmerge.compose([long, longer]).recipe
+    assert (other.answer_length, other.refit) == ("auto", long.recipe.refit)

@@ -44,15 +44,20 @@ def compose(edits: Sequence[Edit], alphas: Sequence[float] | None = None) -> Edi
     layers = {
         name: _joined([(edit.layers[name], alpha) for edit, alpha in pairs if name in edit.layers]) for name in names
     }
-    refits = {(edit.recipe.refit, edit.recipe.answer_length) if edit.recipe.traits.dosed else None for edit in edits}
-    shared = refits.pop() if len(refits) == 1 else None
+    refits = {edit.recipe.refit if edit.recipe.traits.dosed else None for edit in edits}
+    lengths = {edit.recipe.answer_length for edit in edits}
     parts: list[dict[str, Any]] = [
         {"alpha": alpha, "removed": list(edit.removed), "recipe": edit.recipe.to_dict(), **edit.provenance}
         for edit, alpha in pairs
     ]
     return Edit(
         layers=layers,
-        recipe=edits[0].recipe.but(layers=names, alpha=1.0, refit=shared and shared[0]),
+        recipe=edits[0].recipe.but(
+            layers=names,
+            alpha=1.0,
+            refit=refits.pop() if len(refits) == 1 else None,
+            answer_length=lengths.pop() if len(lengths) == 1 else "auto",
+        ),
         alpha=1.0,
         head=next(iter(heads), None),
         removed=tuple(sorted({row for edit in edits for row in edit.removed})),

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from unmerge.editing.edit import Edit
 
 
-# Mean answers to forgotten classes are drawn towards a share of a typical answer's length, and those to several classes
-# made a few times as long at least (docs/findings.md).
-_SHARE, _PULL, _SEVERAL = 0.55, 0.6, 1.3
+# Mean answers to forgotten classes are drawn towards a share of a typical answer's length; those to several classes are
+# made at least 1.3 times as long (docs/findings.md).
+_SHARE, _PULL, _LEAST_OF_SEVERAL = 0.55, 0.6, 1.3
 _WEIGHT_OF_FORGOTTEN = 0.2  # in the regression, that of the retained data being 1 (docs/findings.md)
 
 
@@ -86,13 +86,7 @@ def refitted(
 
 
 def _of_forgotten(
-    seen: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    rows: Tensor,
-    centre: Tensor,
-    times: float | str | Tensor,
-    typical: Tensor,
+    seen: Tensor, weight: Tensor, bias: Tensor, rows: Tensor, centre: Tensor, times: float | str, typical: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Both sides of the regression over forgotten data, e taken from the centre of the retained ones."""
     size = len(centre)
@@ -109,9 +103,9 @@ def _of_forgotten(
     taken = products[size:] - (means[size:] * shares) @ means[:size].mT
     answers = weight @ means[:size] + bias[:, None]
     answers -= answers[rows].mean(0)  # which a softmax does not see
-    if isinstance(times, str):
-        times = _lengthening(answers[rows].norm(dim=0), typical, _SEVERAL if len(counts) > 1 else 1.0)
-    longer = ((times - 1) * answers * shares) @ (means[:size] - centre[:, None]).mT
+    least = _LEAST_OF_SEVERAL if len(counts) > 1 else 1.0
+    factors = _lengthening(answers[rows].norm(dim=0), typical, least) if isinstance(times, str) else times
+    longer = ((factors - 1) * answers * shares) @ (means[:size] - centre[:, None]).mT
     return scatter, weight @ taken + longer
 
 
@@ -123,7 +117,7 @@ def _typical_length(weight: Tensor, bias: Tensor, rows: Tensor, centre: Tensor, 
 
 
 def _lengthening(lengths: Tensor, typical: Tensor, least: float) -> Tensor:
-    """How many times as long mean answers of some lengths are to be: (share · typical / length)^pull, or the least.
+    """How many times as long mean answers of some lengths are to be: (share · typical / length)^pull, at least `least`.
 
     Retraining gives forgotten classes mean answers of more equal lengths than an edit leaves.
     """
