@@ -149,7 +149,7 @@ class Recipe:
         0,
         words=("auto",),
         meaning="how many times as long the refit is to make the mean answers to forgotten classes, where those are "
-        "seen; auto: the shorter they are, the more, never below 1, or 1.3 where several classes are forgotten",
+        "seen; auto: the shorter they are, the more, never below 1, or 1.3 if the nearest class is forgotten too",
     )
 
     def __new__(cls, *args: Any, **knobs: Any) -> Recipe:

@@ -19,7 +19,7 @@ from transformers.pytorch_utils import Conv1D
 import unmerge
 from unmerge import Edit, Recipe
 from unmerge.bench.digits import load_digits, train
-from unmerge.editing.refitting import _lengthening
+from unmerge.editing.lengthening import lengthened
 from unmerge.editing.rewriting import REMOVED_BIAS
 from unmerge.errors import DataError, EditError, UnmergeWarning
 from unmerge.model.ledger import ledger_of
@@ -186,7 +186,8 @@ def fitted_with_forgotten(
         answer = weight[rows] @ own[part].mean(0) + bias[rows]
         times = recipe.answer_length
         if times == "auto":
-            least = 1.3 if len(lost) > 1 else 1.0
+            nearest = before(forget.images[part]).mean(0).index_fill(0, torch.tensor(label), -torch.inf).argmax()
+            least = 1.3 if int(nearest) in lost else 1.0
             times = max(least, (0.55 * typical / (answer - answer.mean()).norm()) ** 0.6)
         lacks = (taken - taken.mean(0)) @ weight[rows].mT + (times - 1) * (answer - answer.mean())
         inputs, targets = [*inputs, share * (own[part] - centre)], [*targets, share * lacks]
@@ -203,7 +204,7 @@ def classifier(edit: Edit, model: nn.Module, lost: tuple[int, ...] = (3,), **opt
     return [found[-1].weight, found[-1].bias]
 
 
-@pytest.mark.parametrize("lost", [(3,), (3, 8)])
+@pytest.mark.parametrize("lost", [(3,), (3, 8), (3, 9), (5, 7)])  # nearest to 3 is 9, to 7 5, to 8 9 and to 5 3
 @pytest.mark.parametrize("knobs", [{}, {"head": "edit", "answer_length": 1.0}, {"answer_length": 2.0}], ids=str)
 def test_forgotten_images_count_beside_the_retained_ones(model, lost, knobs):
     forget, retain = TRAIN.only(*lost).loader(), TRAIN.without(*lost).loader()
@@ -217,8 +218,8 @@ def test_forgotten_images_count_beside_the_retained_ones(model, lost, knobs):
     assert_close(bits(found), bits(model), rtol=0, atol=0)
 
 
-def test_a_class_is_one_of_several_where_the_others_are_not_seen(model):
-    lost, seen = (3, 8), (3,)
+def test_the_nearest_class_goes_as_well_where_it_is_not_seen(model):
+    lost, seen = (3, 9), (3,)
     forget, retain = TRAIN.only(*seen).loader(), TRAIN.without(*lost).loader()
     edit = unmerge.fit(model, TRAIN.only(*lost).loader(), retain, init="zero", recipe=Recipe(skip_layers=0))
     plain = without_refit(edit).apply(copy.deepcopy(model), 1.0, recalibrate=retain)
@@ -248,13 +249,14 @@ def test_mean_answers_to_forgotten_images_get_longer_and_retained_ones_stay(mode
 
 def test_the_longer_a_mean_answer_the_less_it_is_lengthened_and_a_long_one_stays():
     lengths, typical = torch.tensor([0.0, 1.0, 2.0, 5.0, 5.5, 6.0, 20.0]), torch.tensor(10.0)
-    found = _lengthening(lengths, typical, 1.0)
+    found = lengthened(lengths, typical, torch.tensor(1.0))
     assert found.isfinite().all()
     assert (found.diff() <= 0).all()
     assert found[1] / found[2] == pytest.approx(2**0.6)
     assert found[3] > 1
     assert found[4:].tolist() == pytest.approx([1, 1, 1])
-    assert_close(_lengthening(lengths, typical, 1.3), found.clamp_min(1.3))
+    least = torch.tensor([1.3, 1.0, 1.3, 1.0, 1.3, 1.0, 1.3])
+    assert_close(lengthened(lengths, typical, least), found.maximum(least))
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from unmerge.data.reading import Reading
 from unmerge.data.unread import unread_labels
 from unmerge.distributed.processes import add_up_
 from unmerge.editing.layer_edit import LayerEdit
+from unmerge.editing.lengthening import factors
 from unmerge.editing.recalibration import RECALIBRATION_SAMPLES
 from unmerge.editing.rewriting import REMOVED_BIAS
 from unmerge.errors import DataError
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
     from unmerge.editing.edit import Edit
 
 
-# Mean answers to forgotten classes are drawn towards a share of a typical answer's length; those to several classes are
-# made at least 1.3 times as long (docs/findings.md).
-_SHARE, _PULL, _LEAST_OF_SEVERAL = 0.55, 0.6, 1.3
 _WEIGHT_OF_FORGOTTEN = 0.2  # in the regression, that of the retained data being 1 (docs/findings.md)
 
 
@@ -71,11 +69,24 @@ def refitted(
     level = scatter.diagonal().mean()
     scatter += ridge * torch.where(level > 0, level, 1.0) * torch.eye(size).to(scatter)
     if forget is not None:
-        lost = _moments(model, head, before, forget, "forget", forward, classes=_classes_of(edit)).to(weight.device)
-        classifier = weight.to(seen), bias.to(seen)
-        typical = _typical_length(*classifier, rows, centre, products[:size])
-        left, lacks = _of_forgotten(lost, *classifier, rows, centre, edit.recipe.answer_length, typical)
-        scatter += _WEIGHT_OF_FORGOTTEN * left
+        classes = _classes_of(edit)
+        times: float | str | Tensor = edit.recipe.answer_length
+        lost = _moments(model, head, before, forget, "forget", forward, classes=classes).to(weight.device)
+        counts = lost[-1, size:]
+        if not counts.any():
+            raise DataError(
+                "no sample of forget= reaches the classifier. Pass whole batches, and a forward= that calls it."
+            )
+        left, taken = (lost[:-1, size:] / counts.clamp_min(1)).chunk(2)
+        own = weight.to(seen), bias.to(seen)
+        if isinstance(times, str):
+            whole = Whole({**state, **before})
+            original = whole[tensor_name(head, "weight")].to(seen), whole[tensor_name(head, "bias")].to(seen)
+            times = factors(left, left + taken, own, original, rows, (products[:size], centre), classes)
+        share, lacks = _of_forgotten(
+            lost[:-1, :size] / counts.sum(), left, taken, counts / counts.sum(), own, rows, centre, times
+        )
+        scatter += _WEIGHT_OF_FORGOTTEN * share
         lacking += _WEIGHT_OF_FORGOTTEN * lacks
     change = torch.cholesky_solve(lacking.mT, torch.linalg.cholesky(scatter)).mT * rows[:, None]
     values = {"weight": weight + change, "bias": bias - change @ centre}
@@ -86,43 +97,29 @@ def refitted(
 
 
 def _of_forgotten(
-    seen: Tensor, weight: Tensor, bias: Tensor, rows: Tensor, centre: Tensor, times: float | str, typical: Tensor
+    products: Tensor,
+    left: Tensor,
+    taken: Tensor,
+    shares: Tensor,
+    classifier: tuple[Tensor, Tensor],
+    rows: Tensor,
+    centre: Tensor,
+    times: float | Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Both sides of the regression over forgotten data, e taken from the centre of the retained ones."""
-    size = len(centre)
-    counts = seen[-1, size:]
-    there = counts > 0
-    if not there.any():
-        raise DataError(
-            "no sample of forget= reaches the classifier. Pass whole batches, and a forward= that calls it."
-        )
-    shares = counts[there] / counts.sum()
-    products, means = seen[:-1, :size] / counts.sum(), seen[:-1, size:][:, there] / counts[there]
-    offset = means[:size] @ shares - centre
-    scatter = products[:size] - torch.outer(offset + centre, offset + centre) + torch.outer(offset, offset)
-    taken = products[size:] - (means[size:] * shares) @ means[:size].mT
-    answers = weight @ means[:size] + bias[:, None]
-    answers -= answers[rows].mean(0)  # which a softmax does not see
-    least = _LEAST_OF_SEVERAL if len(counts) > 1 else 1.0
-    factors = _lengthening(answers[rows].norm(dim=0), typical, least) if isinstance(times, str) else times
-    longer = ((factors - 1) * answers * shares) @ (means[:size] - centre[:, None]).mT
-    return scatter, weight @ taken + longer
+    """Both sides of the regression over forgotten data, e taken from the centre of the retained ones.
 
-
-def _typical_length(weight: Tensor, bias: Tensor, rows: Tensor, centre: Tensor, products: Tensor) -> Tensor:
-    """The root mean square length of the answers to retained images, over the outputs that are left."""
-    weight, bias = (value[rows] - value[rows].mean(0) for value in (weight, bias))
-    square = (weight @ products * weight).sum() + 2 * bias @ (weight @ centre) + bias.square().sum()
-    return square.clamp_min(0).sqrt()
-
-
-def _lengthening(lengths: Tensor, typical: Tensor, least: float) -> Tensor:
-    """How many times as long mean answers of some lengths are to be: (share · typical / length)^pull, at least `least`.
-
-    Retraining gives forgotten classes mean answers of more equal lengths than an edit leaves.
+    products: Σ [e; f − e] eᵀ per sample. left, taken: the means of e and of f − e for each class, which has a share of
+    the samples. times: how many times as long its mean answer is to be.
     """
-    shortest = (1e-6 * typical).clamp_min(torch.finfo(lengths.dtype).tiny)
-    return (_SHARE * typical / lengths.clamp_min(shortest)).pow(_PULL).clamp_min(least)
+    weight, bias = classifier
+    size = len(centre)
+    offset = left @ shares - centre
+    scatter = products[:size] - torch.outer(offset + centre, offset + centre) + torch.outer(offset, offset)
+    beside = products[size:] - (taken * shares) @ left.mT
+    answers = weight @ left + bias[:, None]
+    answers -= answers[rows].mean(0)  # which a softmax does not see
+    longer = ((times - 1) * answers * shares) @ (left - centre[:, None]).mT
+    return scatter, weight @ beside + longer
 
 
 def _rows_left(model: nn.Module, head: str, edit: LayerEdit) -> Tensor | None:
