@@ -19,7 +19,7 @@ from transformers.pytorch_utils import Conv1D
 import unmerge
 from unmerge import Edit, Recipe
 from unmerge.bench.digits import load_digits, train
-from unmerge.editing.lengthening import lengthened
+from unmerge.editing.lengthening import factors, nearest_goes
 from unmerge.editing.rewriting import REMOVED_BIAS
 from unmerge.errors import DataError, EditError, UnmergeWarning
 from unmerge.model.ledger import ledger_of
@@ -227,11 +227,14 @@ def test_the_nearest_class_goes_as_well_where_it_is_not_seen(model):
     assert_close(classifier(edit, model, lost, forget=forget), expected, rtol=0, atol=1e-4)
 
 
-def test_composed_edits_forget_the_classes_of_each(model, edit):
-    both = unmerge.compose([edit, edit_of(model, 8)])
-    plain = without_refit(both).apply(copy.deepcopy(model), 1.0, recalibrate=TRAIN.without(3, 8).loader())
-    expected = fitted_with_forgotten(model, plain, (3, 8), both.recipe)
-    assert_close(classifier(both, model, (3, 8), forget=TRAIN.only(3, 8).loader()), expected, rtol=0, atol=1e-4)
+@pytest.mark.parametrize("lost", [(3, 8), (3, 8, 9)])
+def test_composed_edits_forget_the_classes_of_each(model, lost):
+    both = unmerge.compose([edit_of(model, digit, head="edit") for digit in lost[:2]])
+    if len(lost) > 2:
+        both = unmerge.compose([both, edit_of(model, lost[2], head="edit")])
+    plain = without_refit(both).apply(copy.deepcopy(model), 1.0, recalibrate=TRAIN.without(*lost).loader())
+    expected = fitted_with_forgotten(model, plain, lost, both.recipe)
+    assert_close(classifier(both, model, lost, forget=TRAIN.only(*lost).loader()), expected, rtol=0, atol=1e-4)
 
 
 @torch.no_grad()
@@ -249,14 +252,31 @@ def test_mean_answers_to_forgotten_images_get_longer_and_retained_ones_stay(mode
 
 def test_the_longer_a_mean_answer_the_less_it_is_lengthened_and_a_long_one_stays():
     lengths, typical = torch.tensor([0.0, 1.0, 2.0, 5.0, 5.5, 6.0, 20.0]), torch.tensor(10.0)
-    found = lengthened(lengths, typical, torch.tensor(1.0))
+    found = factors(lengths, typical, torch.zeros(7, dtype=torch.bool))
     assert found.isfinite().all()
     assert (found.diff() <= 0).all()
     assert found[1] / found[2] == pytest.approx(2**0.6)
     assert found[3] > 1
     assert found[4:].tolist() == pytest.approx([1, 1, 1])
-    least = torch.tensor([1.3, 1.0, 1.3, 1.0, 1.3, 1.0, 1.3])
-    assert_close(lengthened(lengths, typical, least), found.maximum(least))
+    nearest = torch.tensor([True, False, True, False, True, False, True])
+    assert_close(factors(lengths, typical, nearest), torch.where(nearest, found.clamp_min(1.3), found))
+
+
+def test_the_nearest_class_is_that_of_the_highest_output_but_its_own():
+    answers = torch.tensor([[9.0, 2.0, 1.0, 1.0], [5.0, 9.0, 3.0, 1.0], [1.0, 3.0, 9.0, 9.0], [2.0, 1.0, 4.0, 3.0]])
+    assert nearest_goes(answers, [0, 1, 2, 7]).tolist() == [True, True, False, True]
+    assert nearest_goes(answers[:, :1], []).tolist() == [False]
+
+
+@torch.no_grad()
+def test_an_edit_without_classes_takes_all_forgotten_images_for_one(model):
+    edit = replace(edit_of(model, head="edit"), provenance={})
+    retain, images = TRAIN.without(3).loader(), [(TRAIN.only(3).images,)]
+    found = edit.apply(copy.deepcopy(model), recalibrate=retain, forget=images)
+    expected = edit_of(model, head="edit").apply(
+        copy.deepcopy(model), recalibrate=retain, forget=TRAIN.only(3).loader()
+    )
+    assert_close(bits(found), bits(expected), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,13 @@ from unmerge.data.reading import Reading
 from unmerge.data.unread import unread_labels
 from unmerge.distributed.processes import add_up_
 from unmerge.editing.layer_edit import LayerEdit
-from unmerge.editing.lengthening import factors
+from unmerge.editing.lengthening import factors, nearest_goes, typical_length
 from unmerge.editing.recalibration import RECALIBRATION_SAMPLES
 from unmerge.editing.rewriting import REMOVED_BIAS
 from unmerge.errors import DataError
 from unmerge.model.evaluating import evaluating
 from unmerge.model.layers import tensor_name
-from unmerge.placement.sharded import Whole, split_like
+from unmerge.placement.sharded import split_like, whole
 from unmerge.placement.state import state_of
 from unmerge.placement.writing import holding
 
@@ -53,8 +53,7 @@ def refitted(
     if rows is None:
         return {}
     state = state_of(model)
-    whole = Whole(state)
-    weight, bias = (whole[tensor_name(head, part)].detach() for part in ("weight", "bias"))
+    weight, bias = _classifier(head, state)
     seen = _moments(model, head, before, retain, "recalibrate", forward, samples=RECALIBRATION_SAMPLES)
     count = seen[-1, -1].item()
     if not count:
@@ -69,24 +68,8 @@ def refitted(
     level = scatter.diagonal().mean()
     scatter += ridge * torch.where(level > 0, level, 1.0) * torch.eye(size).to(scatter)
     if forget is not None:
-        classes = _classes_of(edit)
-        times: float | str | Tensor = edit.recipe.answer_length
-        lost = _moments(model, head, before, forget, "forget", forward, classes=classes).to(weight.device)
-        counts = lost[-1, size:]
-        if not counts.any():
-            raise DataError(
-                "no sample of forget= reaches the classifier. Pass whole batches, and a forward= that calls it."
-            )
-        left, taken = (lost[:-1, size:] / counts.clamp_min(1)).chunk(2)
-        own = weight.to(seen), bias.to(seen)
-        if isinstance(times, str):
-            whole = Whole({**state, **before})
-            original = whole[tensor_name(head, "weight")].to(seen), whole[tensor_name(head, "bias")].to(seen)
-            times = factors(left, left + taken, own, original, rows, (products[:size], centre), classes)
-        share, lacks = _of_forgotten(
-            lost[:-1, :size] / counts.sum(), left, taken, counts / counts.sum(), own, rows, centre, times
-        )
-        scatter += _WEIGHT_OF_FORGOTTEN * share
+        spread, lacks = _of_forgotten(edit, model, before, forget, forward, rows, products[:size], centre)
+        scatter += _WEIGHT_OF_FORGOTTEN * spread
         lacking += _WEIGHT_OF_FORGOTTEN * lacks
     change = torch.cholesky_solve(lacking.mT, torch.linalg.cholesky(scatter)).mT * rows[:, None]
     values = {"weight": weight + change, "bias": bias - change @ centre}
@@ -97,29 +80,53 @@ def refitted(
 
 
 def _of_forgotten(
-    products: Tensor,
-    left: Tensor,
-    taken: Tensor,
-    shares: Tensor,
-    classifier: tuple[Tensor, Tensor],
+    edit: Edit,
+    model: nn.Module,
+    before: Mapping[str, Tensor],
+    forget: Iterable[Any],
+    forward: Forward | None,
     rows: Tensor,
+    retained: Tensor,
     centre: Tensor,
-    times: float | Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Both sides of the regression over forgotten data, e taken from the centre of the retained ones.
 
-    products: Σ [e; f − e] eᵀ per sample. left, taken: the means of e and of f − e for each class, which has a share of
-    the samples. times: how many times as long its mean answer is to be.
+    rows: the outputs that are left. retained: Σ e eᵀ over retained data, per sample.
     """
-    weight, bias = classifier
-    size = len(centre)
+    assert edit.head is not None  # else there is nothing to refit
+    head, size, classes = edit.head, len(centre), _classes_of(edit)
+    seen = _moments(model, head, before, forget, "forget", forward, classes=classes).to(centre)
+    counts = seen[-1, size:]
+    if not counts.any():
+        raise DataError(
+            "no sample of forget= reaches the classifier. Pass whole batches, and a forward= that calls it."
+        )
+    shares, products = counts / counts.sum(), seen[:-1, :size] / counts.sum()
+    left, taken = (seen[:-1, size:] / counts.clamp_min(1)).chunk(2)  # the means of each class
+    state = state_of(model)
+    weight, bias = (value.to(seen) for value in _classifier(head, state))
+    answers = weight @ left + bias[:, None]
+    answers -= answers[rows].mean(0)  # which a softmax does not see
+    times: float | str | Tensor = edit.recipe.answer_length
+    if isinstance(times, str):
+        typical = typical_length(weight[rows], bias[rows], retained, centre)
+        first_weight, first_bias = (value.to(seen) for value in _classifier(head, before, state))
+        nearest = nearest_goes(first_weight @ (left + taken) + first_bias[:, None], classes)
+        times = factors(answers[rows].norm(dim=0), typical, nearest)
     offset = left @ shares - centre
     scatter = products[:size] - torch.outer(offset + centre, offset + centre) + torch.outer(offset, offset)
     beside = products[size:] - (taken * shares) @ left.mT
-    answers = weight @ left + bias[:, None]
-    answers -= answers[rows].mean(0)  # which a softmax does not see
     longer = ((times - 1) * answers * shares) @ (left - centre[:, None]).mT
     return scatter, weight @ beside + longer
+
+
+def _classifier(head: str, *states: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Its weight and bias, of the first of the states that has them."""
+    weight, bias = (
+        next(whole(state[name]).detach() for state in states if name in state)
+        for name in (tensor_name(head, part) for part in ("weight", "bias"))
+    )
+    return weight, bias
 
 
 def _rows_left(model: nn.Module, head: str, edit: LayerEdit) -> Tensor | None:
@@ -127,7 +134,7 @@ def _rows_left(model: nn.Module, head: str, edit: LayerEdit) -> Tensor | None:
     module = model.get_submodule(head)
     if not isinstance(module, nn.Linear) or module.bias is None or edit.B.dim() != 2:
         return None
-    bias = Whole(state_of(model))[tensor_name(head, "bias")]
+    bias = _classifier(head, state_of(model))[1]
     gone = bias == torch.tensor(REMOVED_BIAS, dtype=bias.dtype, device=bias.device)
     left = ~gone & (edit.B == 0).all(1).to(bias.device)
     return left if left.any() else None
@@ -211,5 +218,9 @@ def _places(batch: Any, rows: int, what: str, classes: Sequence[int]) -> Tensor:
 
 def _classes_of(edit: Edit) -> list[int]:
     """The classes that it forgets, of all edits that it is composed of."""
-    parts = edit.provenance.get("composed_of", [edit.provenance])
-    return sorted({label for part in parts for label in part.get("classes", [])} | set(edit.removed))
+
+    def of(provenance: Mapping[str, Any]) -> set[int]:
+        parts = provenance.get("composed_of", [])
+        return {*provenance.get("classes", [])}.union(*(of(part) for part in parts))
+
+    return sorted(of(edit.provenance) | set(edit.removed))
