@@ -227,11 +227,12 @@ def test_the_nearest_class_goes_as_well_where_it_is_not_seen(model):
     assert_close(classifier(edit, model, lost, forget=forget), expected, rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("head", ["remove", "edit"])
 @pytest.mark.parametrize("lost", [(3, 8), (3, 8, 9)])
-def test_composed_edits_forget_the_classes_of_each(model, lost):
-    both = unmerge.compose([edit_of(model, digit, head="edit") for digit in lost[:2]])
+def test_composed_edits_forget_the_classes_of_each(model, lost, head):
+    both = unmerge.compose([edit_of(model, digit, head=head) for digit in lost[:2]])
     if len(lost) > 2:
-        both = unmerge.compose([both, edit_of(model, lost[2], head="edit")])
+        both = unmerge.compose([both, edit_of(model, lost[2], head=head)])
     plain = without_refit(both).apply(copy.deepcopy(model), 1.0, recalibrate=TRAIN.without(*lost).loader())
     expected = fitted_with_forgotten(model, plain, lost, both.recipe)
     assert_close(classifier(both, model, lost, forget=TRAIN.only(*lost).loader()), expected, rtol=0, atol=1e-4)

@@ -162,7 +162,7 @@ def _only(shown: Table, rows: list[str]) -> Table:
     """The table with some rows alone, under the names that the page gives them."""
     names = {row: name or row for row, _, name in (entry.partition(" as ") for entry in rows)}
     if len(set(names.values())) < len(rows):
-        raise FileError(f"a page shows a row twice, or two under one name: {' | '.join(rows)}.")
+        raise FileError(f"a page shows a row twice, or two under one name: {' | '.join(rows)}. Name each once.")
     unknown = [row for row in names if row not in shown.cells]
     if unknown:
         raise FileError(f"a page shows the row {unknown[0]!r}. {suggest(unknown[0], shown.cells)}")

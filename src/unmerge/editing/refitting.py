@@ -12,8 +12,8 @@ from unmerge.data.batches import Forward, device_of, feed, labels_of, on_device
 from unmerge.data.reading import Reading
 from unmerge.data.unread import unread_labels
 from unmerge.distributed.processes import add_up_
+from unmerge.editing import lengthening
 from unmerge.editing.layer_edit import LayerEdit
-from unmerge.editing.lengthening import factors, nearest_goes, typical_length
 from unmerge.editing.recalibration import RECALIBRATION_SAMPLES
 from unmerge.editing.rewriting import REMOVED_BIAS
 from unmerge.errors import DataError
@@ -109,10 +109,10 @@ def _of_forgotten(
     answers -= answers[rows].mean(0)  # which a softmax does not see
     times: float | str | Tensor = edit.recipe.answer_length
     if isinstance(times, str):
-        typical = typical_length(weight[rows], bias[rows], retained, centre)
+        typical = lengthening.typical_length(weight[rows], bias[rows], retained, centre)
         first_weight, first_bias = (value.to(seen) for value in _classifier(head, before, state))
-        nearest = nearest_goes(first_weight @ (left + taken) + first_bias[:, None], classes)
-        times = factors(answers[rows].norm(dim=0), typical, nearest)
+        nearest = lengthening.nearest_goes(first_weight @ (left + taken) + first_bias[:, None], classes)
+        times = lengthening.factors(answers[rows].norm(dim=0), typical, nearest)
     offset = left @ shares - centre
     scatter = products[:size] - torch.outer(offset + centre, offset + centre) + torch.outer(offset, offset)
     beside = products[size:] - (taken * shares) @ left.mT
